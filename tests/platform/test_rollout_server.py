@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from recipe.dag.platform.adapter_weights import merge, target_layers, write_adapter
 from recipe.dag.platform.rollout_server import RolloutServer
 from recipe.dag.train import kernels
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.types.row import Row
+from recipe.dag.workflow.adapter_shape import AdapterShape
 from tests.rows import build_row
 
 TOLERANCE = 1e-4
@@ -343,3 +346,94 @@ def test_behaviour_log_probs_equal_those_of_verls_engine(engine, server):
         assert len(trainer) == sum(len(row.response_ids) for row in chosen)
         assert (trainer - rollout).abs().max().item() < TOLERANCE
         assert rollout.std() > 0.5  # not all alike: a shift by one would show
+
+
+def adapter_in(folder, model, *, seed: int, rank: int, targets: tuple[str, ...] = ("all-linear",)) -> str:
+    """Write an adapter that changes every log-prob, and return its folder."""
+    draw = torch.Generator().manual_seed(seed)
+    layers = target_layers(model, targets).items()
+    pairs = {
+        name: (torch.randn(rank, of.in_features, generator=draw), torch.randn(of.out_features, rank, generator=draw))
+        for name, of in layers
+    }
+    write_adapter(folder, AdapterShape(rank, 0.1 * rank, targets), pairs, "base")
+    return str(folder)
+
+
+def test_requests_of_several_adapters_in_one_batch_get_what_merged_models_give(server, tiny_model, tmp_path):
+    model = server.generator.model
+    folders = {
+        "a": adapter_in(tmp_path / "a", model, seed=1, rank=4),
+        "b": adapter_in(tmp_path / "b", model, seed=2, rank=2, targets=("q_proj", "down_proj")),
+    }
+
+    async def main() -> dict:
+        base_before = await generate(server, [3, 4, 5])
+        for name, folder in folders.items():
+            await server.load_adapter(name, 7, folder)
+        names = [None, "a", "b", "a"]
+        mixed = await asyncio.gather(
+            *await start_together(server, [server.generate([3, 4, 5], PARAMS, "r", adapter=name) for name in names])
+        )
+        alone = await server.generate([3, 4, 5], PARAMS, "r", adapter="a")
+        assert base_before.token_ids == mixed[0].token_ids and alone.token_ids == mixed[1].token_ids
+        assert [output.extra_fields["global_steps"] for output in mixed] == [0, 7, 7, 7]
+        return dict(zip([None, "a", "b"], mixed, strict=False))
+
+    outputs = asyncio.run(main())
+    assert len({tuple(output.token_ids) for output in outputs.values()}) == 3
+    for name, output in outputs.items():
+        merged = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+        if name is not None:
+            merge(merged, Path(folders[name]))
+        with torch.no_grad():
+            log_probs = merged(torch.tensor([[3, 4, 5, *output.token_ids]])).logits[0, 2:-1].log_softmax(-1)
+        expected = log_probs.gather(1, torch.tensor(output.token_ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(output.log_probs), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_a_request_ends_on_the_version_of_the_adapter_with_which_it_began(server, tmp_path):
+    model, adapters = server.generator.model, server.generator.adapters
+    first, second = (adapter_in(tmp_path / str(seed), model, seed=seed, rank=2) for seed in (1, 2))
+
+    async def main() -> None:
+        await server.load_adapter("a", 1, first)
+        alone = await server.generate([5, 6], PARAMS, "r", adapter="a")
+        reached, gate = hold(server, "step")
+        running = asyncio.create_task(server.generate([5, 6], PARAMS, "r", adapter="a"))
+        await until(reached.is_set)
+        load = asyncio.create_task(server.load_adapter("a", 2, second))
+        await until(lambda: server.inbox.qsize() == 1)
+        gate.set()
+        await load
+        late = await server.generate([5, 6], PARAMS, "r", adapter="a")
+        old = await running
+        assert (old.token_ids, old.extra_fields["global_steps"]) == (alone.token_ids, 1)
+        assert late.token_ids != old.token_ids and late.extra_fields["global_steps"] == 2
+        assert set(adapters.loaded) == {"a@1", "a@2"}
+        await server.load_adapter("a", 3, first)
+        assert set(adapters.loaded) == {"a@3"}, "no request needs the others"
+        with pytest.raises(ValueError, match="adapter b has not been loaded; there are a"):
+            await server.generate([5, 6], PARAMS, "r", adapter="b")
+
+    asyncio.run(main())
+
+
+def test_neither_aborted_nor_invalid_requests_of_an_adapter_hold_up_its_next_version(server, tmp_path):
+    folder = adapter_in(tmp_path / "a", server.generator.model, seed=1, rank=2)
+
+    async def main() -> None:
+        await server.load_adapter("a", 1, folder)
+        with pytest.raises(ValueError, match="exceeds the context length"):
+            await server.generate([5] * 80, PARAMS, "r", adapter="a")
+        reached, gate = hold(server, "step")
+        running = asyncio.create_task(server.generate([5, 6], PARAMS, "r", adapter="a"))
+        await until(reached.is_set)
+        abort = asyncio.create_task(server.abort_all_requests())
+        gate.set()
+        await abort
+        assert (await running).stop_reason == "abort"
+        await asyncio.wait_for(server.load_adapter("a", 2, folder), 30)
+        assert set(server.generator.adapters.loaded) == {"a@2"}
+
+    asyncio.run(main())

@@ -39,7 +39,7 @@ DEAD = {
     f"{RUN}.actor.ppo_epochs=2": "`algorithm.epochs`",
     f"{RUN}.actor.policy_loss.loss_mode=gspo": "`algorithm.policy_loss`",
     f"{RUN}.actor.grad_clip=0.5": f"nothing reads it; write `{RUN}.actor.optim.clip_grad`",
-    f"{RUN}.model.lora_rank=8": "LoRA policies are not supported yet",
+    f"{RUN}.model.lora_rank=8": "`policies.<name>.lora` says this; set it there",
     f"{RUN}.model.path=org/model": "pass `model_path=...`",
     f"{RUN}.rollout.temperature=0.7": "write `sampling: {temperature: ...}` of the agent",
     f"{RUN}.rollout.val_kwargs.n=4": "nothing reads it; pass `validation.n=...`",

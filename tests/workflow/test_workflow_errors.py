@@ -77,7 +77,6 @@ VALUES = [
     ("choice", ("grpo", "§grop"), "did you mean `grpo`?"),
     ("node is text", ("  - {id: judge", "  - §text\n  - {id: judge"), "expected a mapping, got 'text'"),
     ("option key", ("hooks: hooks", "§hoks: hooks"), "did you mean `hooks`?"),
-    ("lora", ("main: {", "main: {§lora: null, "), "LoRA policies are not supported yet"),
     ("filter", ("{id: score", "{§filter_plugin: a.b, id: score"), "nodes have no filters"),
     ("node retries", ("{id: judge", "{§retry_limit: 2, id: judge"), "`episode.retries` repeats"),
     ("train_cycle of a node", ("{id: write", "{§train_cycle: 2, id: write"), "`policies.<name>.train_cycle`"),

@@ -15,6 +15,7 @@ from recipe.dag.episode.generation import sampling_of
 from recipe.dag.tools.address import address_problems
 from recipe.dag.train import checkpoint
 from recipe.dag.types.model import Api
+from recipe.dag.workflow.adapter_shape import CONFIG
 from recipe.dag.workflow.agent_schema import Agent, Policy
 from recipe.dag.workflow.schema import Workflow
 
@@ -34,8 +35,11 @@ def evaluation_of(
         if api is not None:
             policies[name] = Policy(api=api)
             continue
-        model = policy.model.model_copy(update={"path": models.get(name, policy.model.path)})
-        policies[name] = policy.model_copy(update={"frozen": True, "model": model})
+        if policy.lora is not None:
+            weights_of = {"lora": policy.lora.model_copy(update={"path": models.get(name, policy.lora.path)})}
+        else:
+            weights_of = {"model": policy.model.model_copy(update={"path": models.get(name, policy.model.path)})}
+        policies[name] = policy.model_copy(update={"frozen": True, **weights_of})
     agents = workflow.agents
     if temperature is not None:
         if temperature < 0:
@@ -49,19 +53,25 @@ def evaluation_of(
 
 
 def checkpoint_models(folder: Path, workflow: Workflow) -> dict[str, str]:
-    """Return the model folders of the workflow's trained policies. Raises UserError if the checkpoint lacks one."""
+    """Return the folders of the models or adapters of the workflow's trained policies. Raises UserError if the
+    checkpoint lacks one."""
     step = find_checkpoint(folder)
-    models = {name: checkpoint.policy_folder(step, name) / "huggingface" for name in workflow.trained_policies()}
-    for name, model in models.items():
-        if not model.parent.is_dir():
+    models = {}
+    for name in workflow.trained_policies():
+        folder, is_adapter = checkpoint.policy_folder(step, name), workflow.policies[name].lora is not None
+        if not folder.is_dir():
             policies = sorted(path.name for path in step.iterdir() if (path / "actor").is_dir())
             names = ", ".join(policies) or "none"
             raise UserError(f"{step}: holds no policy '{name}' of {workflow.path}; its policies: {names}")
-        if not (model / "config.json").is_file():
+        model = folder if is_adapter else folder / "huggingface"
+        models[name] = str(model)
+        if is_adapter and not (model / CONFIG).is_file():
+            raise UserError(f"{model}: no adapter in it, which policy '{name}' of {workflow.path} is")
+        if not is_adapter and not (model / "config.json").is_file():
             raise UserError(
                 f"{model}: no model in it; train with hf_model in actor_rollout_ref.actor.checkpoint.save_contents"
             )
-    return {name: str(model) for name, model in models.items()}
+    return models
 
 
 def find_checkpoint(folder: Path) -> Path:
@@ -84,7 +94,9 @@ def describe_evaluation(config: DictConfig, workflow: Workflow, *, max_programs:
     max_programs: programs at once, None without a sandbox
     """
     models = {
-        name: (policy.api.model or policy.api.title) if policy.api is not None else policy.model.path
+        name: (policy.api.model or policy.api.title)
+        if policy.api is not None
+        else (policy.lora and policy.lora.path) or policy.model.path
         for name, policy in workflow.policies.items()
     }
     loops = [agent.tool_loop.max_generations for agent in workflow.agents if agent.tool_loop is not None]

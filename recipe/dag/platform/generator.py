@@ -42,6 +42,8 @@ class Request:
     """Returns True if a response contains a stop string."""
     stop_token_ids: frozenset[int] = frozenset()
     seed: int = 0
+    adapter: str | None = None
+    """The adapter of an AdapterGenerator that it computes with; None: the model alone."""
     handle: Any = None
     """Not read by the generator; the server stores its callback here."""
     response_ids: list[int] = field(default_factory=list)

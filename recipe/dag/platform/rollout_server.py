@@ -1,8 +1,8 @@
 """The CPU rollout server: the interface of verl's SGLang server, over `generator.Generator`.
 
 Invariant: a weight update happens between two forwards and is complete, and every output has the version of the weights
-that sampled all of its tokens (requests in flight when new weights arrive are aborted, as in SGLang). A request whose
-parameters cannot be sampled with fails alone.
+that sampled all of its tokens. New weights of the model abort the requests in flight, as in SGLang; a request of an
+adapter ends on the version with which it began. A request whose parameters cannot be sampled with fails alone.
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from recipe.dag.platform.generator import Generator, Request
+from recipe.dag.platform.generator import Request
+from recipe.dag.platform.served_adapters import AdapterGenerator
 
 if TYPE_CHECKING:
     from verl.workers.rollout.replica import TokenOutput
+
+    from recipe.dag.platform.adapter_weights import Pairs
+    from recipe.dag.workflow.adapter_shape import AdapterShape
 
 Settle = Callable[..., None]
 """`settle(result)` or `settle(error=...)` completes the future of one caller, from any thread."""
@@ -57,7 +62,7 @@ class RolloutServer:
         except OSError:
             eos = model.config.eos_token_id
         self.stop_token_ids = frozenset([eos] if isinstance(eos, int) else eos or [])
-        self.generator = Generator(model, max_requests=max_requests, max_len=max_len)
+        self.generator = AdapterGenerator(model, max_requests=max_requests, max_len=max_len)
         embeddings: Any = model.get_input_embeddings()
         self.vocabulary: int = embeddings.num_embeddings
         self.max_len = max_len
@@ -67,15 +72,26 @@ class RolloutServer:
         }
         self.tokenizer: Any = None
         self.version = 0
+        self.adapters: dict[str, str] = {}
+        """Adapter -> the name of its last version in the generator."""
         self.waiting: list[Request] = []
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
         self.failure: BaseException | None = None
         threading.Thread(target=self._serve, daemon=True, name="generation").start()
 
     async def generate(
-        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, image_data=None, video_data=None
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        image_data=None,
+        video_data=None,
+        adapter: str | None = None,
     ) -> TokenOutput:
-        """Sample a response, or with verl's `prompt_logprobs` none, but the log-probs of the prompt itself."""
+        """Sample a response with the last version of `adapter`, or with the model alone. With verl's `prompt_logprobs`,
+        sample none, but return the log-probs of the prompt itself."""
+        if adapter is not None and adapter not in self.adapters:
+            raise ValueError(f"adapter {adapter} has not been loaded; there are {', '.join(self.adapters) or 'none'}")
         vocabulary = self.vocabulary
         if not prompt_ids or not 0 <= min(prompt_ids) <= max(prompt_ids) < vocabulary:
             raise ValueError(f"prompt of {len(prompt_ids)} token ids: at least one is needed, all in [0, {vocabulary})")
@@ -100,13 +116,14 @@ class RolloutServer:
             if ignore_eos
             else self.stop_token_ids | frozenset(sampling_params.get("stop_token_ids") or ()),
             seed=int.from_bytes(os.urandom(8)) if seed is None else int(seed) % 2**64,
+            adapter=self.adapters[adapter] if adapter is not None else None,
         )
         if sampling_params.get("prompt_logprobs") is not None:
             return await self._post(lambda settle: settle(self._scored(request)))
         if request.max_tokens == 0:
-            return self._output(request, "length", self.version)
+            return self._output(request, "length", self._version_of(request))
         try:
-            return await self._post(lambda future: self._enqueue(request, future))
+            return await self._post(lambda future: self._enqueue(request, adapter, future))
         except asyncio.CancelledError:  # the caller has gone; its row is free for another request
             self.inbox.put((lambda settle: self._give_up(request), lambda *_, **__: None))
             raise
@@ -135,6 +152,12 @@ class RolloutServer:
     async def load_weights(self, weights: dict[str, torch.Tensor], version: int) -> None:
         """Replace all weights in place. Raises ValueError if a parameter is missing, unknown or of another shape."""
         await self._post(lambda future: self._load(weights, version, future))
+
+    async def load_adapter(self, name: str, version: int, folder: str) -> None:
+        """Generate requests of adapter `name` that arrive from now on with the weights in a PEFT folder, which may be
+        removed afterwards. Raises UserError."""
+        adapter = self.generator.adapters.read(Path(folder))
+        await self._post(lambda settle: self._add_adapter(name, version, adapter, settle))
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
         await self._post(self._abort)
@@ -178,8 +201,10 @@ class RolloutServer:
             raise RuntimeError(f"the generation thread failed: {self.failure}") from self.failure
         return await future
 
-    def _enqueue(self, request: Request, settle: Settle) -> None:
+    def _enqueue(self, request: Request, adapter: str | None, settle: Settle) -> None:
         request.handle = settle
+        if adapter is not None:  # again: a version may have replaced the one of a moment ago
+            request.adapter = self.adapters[adapter]
         self.waiting.append(request)
 
     def _give_up(self, request: Request) -> None:
@@ -206,6 +231,13 @@ class RolloutServer:
         self.version = version
         settle()
 
+    def _add_adapter(self, name: str, version: int, adapter: tuple[AdapterShape, Pairs], settle: Settle) -> None:
+        self.adapters[name] = f"{name}@{version}"
+        self.generator.adapters.add(self.adapters[name], adapter)
+        in_flight = (request.adapter for request in (*self.waiting, *self.generator.active))
+        self.generator.adapters.keep({*self.adapters.values(), *(used for used in in_flight if used is not None)})
+        settle()
+
     def _abort(self, settle: Settle) -> None:
         self._drop_requests()
         settle()
@@ -213,7 +245,7 @@ class RolloutServer:
     def _drop_requests(self) -> None:
         dropped, self.waiting = self.generator.drop_all() + self.waiting, []
         for request in dropped:
-            request.handle(self._output(request, "abort", self.version))
+            request.handle(self._output(request, "abort", self._version_of(request)))
 
     def _drain(self, *, block: bool) -> None:
         while block or not self.inbox.empty():
@@ -249,12 +281,15 @@ class RolloutServer:
             if request.failure is not None:
                 request.handle(error=ValueError(f"no token can be sampled with these parameters: {request.failure}"))
             else:
-                request.handle(self._output(request, request.stop_reason, self.version))
+                request.handle(self._output(request, request.stop_reason, self._version_of(request)))
+
+    def _version_of(self, request: Request) -> int:
+        return self.version if request.adapter is None else int(request.adapter.rpartition("@")[2])
 
     def _scored(self, request: Request) -> TokenOutput:
         """Return the log-probs of the prompt in verl's form [tokens, 1], which ends with a row without meaning."""
-        output = self._output(request, "length", self.version)
-        rows = [[value] for value in self.generator.score(request.prompt_ids)]
+        output = self._output(request, "length", self._version_of(request))
+        rows = [[value] for value in self.generator.score_with(request.adapter, request.prompt_ids)]
         output.extra_fields["prompt_logprobs"] = [*rows, [0.0]]
         return output
 

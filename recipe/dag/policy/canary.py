@@ -98,12 +98,13 @@ def score(actor: TrainingWorker, prompt: list[int], *, loaded: bool) -> list[flo
     return response_from_nested(output["log_probs"], data["response_mask"]).unbind()[0].float().tolist()
 
 
-async def ask(server: Any, prompt: list[int]) -> Answer:
+async def ask(server: Any, prompt: list[int], *, adapter: str | None = None) -> Answer:
     """Ask a server for its log-probs of the prompt. It computes all of them anew: SGLang uses no cached prefix for a
     request for the log-probs of its prompt."""
     sampling = {"prompt_logprobs": 0, "max_tokens": 1, "temperature": 1.0, "logprobs": True}
+    extra = {} if adapter is None else {"adapter": adapter}
     output = await server.generate.remote(
-        request_id=f"canary-{uuid4().hex}", prompt_ids=list(prompt), sampling_params=sampling
+        request_id=f"canary-{uuid4().hex}", prompt_ids=list(prompt), sampling_params=sampling, **extra
     )
     # verl's form, [tokens, 1]: a row is about the next token, so that of the last one has no meaning
     rows = output.extra_fields["prompt_logprobs"][:-1]
@@ -113,8 +114,12 @@ async def ask(server: Any, prompt: list[int]) -> Answer:
 class Canary:
     """Compares the servers of one policy with its trainer."""
 
-    def __init__(self, policy: str, prompt: list[int], replicas: Sequence[Any], number_format: str):
-        """`replicas`: verl's, of which each has a `server_handle` and a `server_address`."""
+    def __init__(
+        self, policy: str, prompt: list[int], replicas: Sequence[Any], number_format: str, *, adapter: str | None = None
+    ):
+        """`replicas`: verl's, of which each has a `server_handle` and a `server_address`. `adapter`: the servers' name
+        of the policy, if it is not their model."""
+        self.adapter = adapter
         self.policy, self.prompt, self.replicas, self.format = policy, prompt, replicas, number_format
         self.bound = BOUNDS[number_format]
         self.difference = math.nan
@@ -127,7 +132,9 @@ class Canary:
         """Compare all servers with the trainer's log-probs `expected`, which took `seconds`. Raises UserError, which
         names each server that does not have the weights of `version`."""
         started = time.monotonic()
-        answers = await asyncio.gather(*[ask(replica.server_handle, self.prompt) for replica in self.replicas])
+        answers = await asyncio.gather(
+            *[ask(replica.server_handle, self.prompt, adapter=self.adapter) for replica in self.replicas]
+        )
         self.seconds = seconds + time.monotonic() - started
         self.difference = max(difference(answer.log_probs, expected) for answer in answers)
         if not all(map(math.isfinite, expected)):

@@ -76,7 +76,8 @@ def policy_config(
             node.rollout.skip_tokenizer_init = False
     _apply_algorithm(node.actor, workflow.algorithm, policy, run)
     # after the algorithm: the policy's own `config` wins
-    apply_overrides(config, run, "actor_rollout_ref", policy.config, where=f"policies.{name}.config")
+    where = f"policies.{workflow.base_of(name)}.config"
+    apply_overrides(config, run, "actor_rollout_ref", policy.config, where=where)
     with open_dict(config):
         # verl's place for data of plugins: worker and server adapter read the policy's name here
         node.rollout.custom = {"policy": name}

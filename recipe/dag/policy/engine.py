@@ -262,10 +262,9 @@ def sampled_positions(input_ids: Tensor, response_mask: Tensor) -> Tensor:
     return sampled if len(sampled) else shifts.new_zeros(1)
 
 
-def register() -> None:
-    """Make verl's TrainingWorker build PolicyEngine in this process, and its engines cut batches by this package."""
+def register(engine: type[FSDPEngineWithLMHead] = PolicyEngine) -> None:
+    """Make verl's TrainingWorker build `engine` in this process, and its engines cut batches by this package."""
     setattr(transformer_impl, "prepare_micro_batches", prepare_micro_batches)  # noqa: B010  # a name that verl imports
-    device, vendor = get_device_name(), get_vendor()
-    registered = EngineRegistry._engines.get("language_model", {}).get("fsdp2", {})
-    if (device, vendor) not in registered:
-        EngineRegistry.register("language_model", ["fsdp2"], device, vendor)(PolicyEngine)
+    # verl's own function refuses to replace a class, as a process may here that has a policy of another kind next
+    engines: dict[Any, type] = EngineRegistry._engines.setdefault("language_model", {}).setdefault("fsdp2", {})
+    engines[get_device_name(), get_vendor()] = engine

@@ -67,12 +67,19 @@ class PolicyRuntime:
             announce(f"policy {self.name}: loading {self.config.actor_rollout_ref.model.path} to train it{suffix}")
             await asyncio.to_thread(self._start_workers)
         else:
-            with open_dict(self.config):
-                # verl's default, `dummy`, is random weights that a sync replaces; these servers get none
-                self.config.actor_rollout_ref.rollout.load_format = "auto"
-                self.config.actor_rollout_ref.rollout.nnodes = (
-                    1  # verl requires it for servers without a trainer; the default is 0
-                )
+            self.serve_from_disk()
+        await self._start_servers()
+
+    def serve_from_disk(self) -> None:
+        """Let the servers load their weights, which no sync replaces."""
+        with open_dict(self.config):
+            # verl's default, `dummy`, is random weights that a sync replaces; these servers get none
+            self.config.actor_rollout_ref.rollout.load_format = "auto"
+            # verl requires it for servers without a trainer; the default is 0
+            self.config.actor_rollout_ref.rollout.nnodes = 1
+
+    async def _start_servers(self) -> None:
+        """Launch the servers, and put those to sleep that share their devices with workers, which load beside them."""
         # seconds, in which the workers' processes start
         await asyncio.to_thread(replica_class, self.config.actor_rollout_ref.rollout.name)
         pool = None if get_device_name() == "cpu" else self.pool.resources
@@ -81,19 +88,31 @@ class PolicyRuntime:
         manager: PolicyServerManager = results[0]
         rollout = self.config.actor_rollout_ref.rollout
         self.replicas = manager.get_replicas()
-        if self.trained:
+        if self.workers is not None:
             engine = omega_conf_to_dataclass(rollout.checkpoint_engine)
             self.sync = CheckpointEngineManager(config=engine, actor_wg=self.workers, replicas=self.replicas)
             # the next policy's server takes a share of the memory that is free when it starts
             await self.sync.sleep_replicas()
-            if self.config.rollout.canary:
-                prompt = prompt_of(self.tokenizer, rollout.max_model_len)
-                self.canary = Canary(self.name, prompt, self.replicas, number_format(rollout))
-                # while all servers sleep, as whenever the workers score it: it needs the memory of gathered weights
-                await asyncio.to_thread(self.workers.score_canary, prompt)
-        client = ServerClient(manager.get_client(), self.name, seeded=pool is None)
+            self.canary = await self.canary_of(self.name, self.workers)
+        self.client = manager.get_client()
+        self.endpoint = self.endpoint_of(self.name)
+
+    async def canary_of(self, name: str, workers: Any, adapter: str | None = None) -> Canary | None:
+        """Return the canary of policy `name` on these servers, which sleep, as whenever the workers score it: it needs
+        the memory of gathered weights. None if the run has none."""
+        if not self.config.rollout.canary:
+            return None
+        rollout = self.config.actor_rollout_ref.rollout
+        prompt = prompt_of(self.tokenizer, rollout.max_model_len)
+        await asyncio.to_thread(workers.score_canary, prompt)
+        return Canary(name, prompt, self.replicas, number_format(rollout), adapter=adapter)
+
+    def endpoint_of(self, name: str, adapter: str | None = None) -> PolicyEndpoint:
+        """Return the endpoint of policy `name`, which the started servers generate for. `adapter`: their name of it, if
+        it is not their model."""
+        client = ServerClient(self.client, name, seeded=get_device_name() == "cpu", adapter=adapter)
         longest = int(self.config.data.max_response_length)
-        self.endpoint = PolicyEndpoint(client, self.tokenizer, rollout.max_model_len, longest)
+        return PolicyEndpoint(client, self.tokenizer, self.config.actor_rollout_ref.rollout.max_model_len, longest)
 
     def spec(self) -> PolicySpec:
         """Return the description of the started policy for other processes."""
@@ -106,7 +125,7 @@ class PolicyRuntime:
     async def _load(self) -> None:
         """Load the models, after the servers' first question to the workers: so the servers' processes start beside the
         load. If the question comes later, they start after it."""
-        if self.trained:
+        if self.workers is not None:
             await asyncio.sleep(0.1)
             await asyncio.to_thread(self.workers.init_model)
         announce(f"policy {self.name}: starting its inference servers")
@@ -115,16 +134,16 @@ class PolicyRuntime:
         import ray
         from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
 
+        worker_class, arguments = self._worker()
+        worker = RayClassWithInitArgs(ray.remote(worker_class), config=self.config.actor_rollout_ref, **arguments)
+        self.workers = RayWorkerGroup(self.pool.resources, worker, device_name=get_device_name())
+
+    def _worker(self) -> tuple[type, dict[str, Any]]:
+        """Return the class of the workers, and its arguments besides the configuration."""
         from recipe.dag.policy.worker import PolicyWorker
 
         role = "actor_rollout_ref" if self.reference else "actor_rollout"
-        worker = RayClassWithInitArgs(
-            ray.remote(PolicyWorker),
-            config=self.config.actor_rollout_ref,
-            role=role,
-            critic=self.config.critic if self.critic else None,
-        )
-        self.workers = RayWorkerGroup(self.pool.resources, worker, device_name=get_device_name())
+        return PolicyWorker, {"role": role, "critic": self.config.critic if self.critic else None}
 
     def kill(self) -> None:
         """Kill all processes immediately. Pending calls to them raise Ray's error."""
@@ -142,8 +161,11 @@ class PolicyRuntime:
     async def sync_weights(self, version: int) -> None:
         """Send the trainer's current weights to the servers as `version`, and wake them. Raises UserError if a server
         then has others."""
-        await asyncio.to_thread(_run_sync, self.sync, version)
+        await asyncio.to_thread(run_sync, self.sync, version)
         self.version = version
+        await self._check_canary(version)
+
+    async def _check_canary(self, version: int) -> None:
         if self.canary is not None:
             scored = await asyncio.to_thread(self.workers.score_canary, self.canary.prompt)
             log_probs, seconds = scored[0]  # of rank 0, which has the engine's outputs
@@ -185,7 +207,7 @@ class PolicyRuntime:
             raise UserError(str(getattr(error, "cause", error))) from error
 
 
-def _run_sync(sync: CheckpointEngineManager, version: int) -> None:
+def run_sync(sync: CheckpointEngineManager, version: int) -> None:
     """Run `update_weights` to its end; called in a thread, because it blocks in ray.get inside a coroutine."""
     asyncio.run(_update(sync, version))
 

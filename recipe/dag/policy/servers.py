@@ -125,8 +125,10 @@ class DirectClient(LLMServerClient):
 class ServerClient:
     """A GenerationClient over verl's load-balanced client."""
 
-    def __init__(self, client: LLMServerClient, policy: str, *, seeded: bool):
+    def __init__(self, client: LLMServerClient, policy: str, *, seeded: bool, adapter: str | None = None):
         self.client, self.policy = client, policy
+        self.extra: dict[str, Any] = {} if adapter is None else {"adapter": adapter}
+        """Arguments of the server's `generate` besides verl's."""
         self.seeded = seeded
         """True if the server takes a seed per request; SGLang does so only in its deterministic mode."""
 
@@ -134,7 +136,7 @@ class ServerClient:
         params = {key: value for key, value in sampling.items() if key != "seed" or self.seeded}
         with boundary(ModelServerFault, where=self.policy):
             output = await self.client.generate(
-                request_id, prompt_ids=prompt_ids, sampling_params={**params, "logprobs": True}
+                request_id, prompt_ids=prompt_ids, sampling_params={**params, "logprobs": True}, **self.extra
             )
             ids, log_probs = list(output.token_ids), list(output.log_probs or [])
         stop_reason = "stop" if output.stop_reason is None else output.stop_reason

@@ -16,6 +16,8 @@ import ray
 import verl.workers.rollout.sglang_rollout.async_sglang_server as stock
 from verl.workers.rollout.replica import RolloutMode
 
+from recipe.dag.policy.adapter_serving import AdapterServing
+
 ServerArgs = stock.ServerArgs  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -27,7 +29,7 @@ class ArgsWithoutCopy(ServerArgs):
         return ServerArgs(**{**args, "enable_weights_cpu_backup": False})
 
 
-class PolicyServer(stock.SGLangHttpServer):
+class PolicyServer(AdapterServing, stock.SGLangHttpServer):
     """verl's server of one policy."""
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:

@@ -18,10 +18,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.flatten import flatten
+from recipe.dag.workflow.adapter_shape import CONFIG, WEIGHTS
 from recipe.dag.workflow.schema import Workflow
 
 SHARDS = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
 """verl's name of a content -> the prefix of its files."""
+ADAPTER_CONTENTS = ("optimizer", "adapter")
+"""What a checkpoint has of an adapter; the state of its scheduler is in the optimizer's files."""
 VISIBLE_S = 30
 """Seconds after which one machine must see on a shared file system what another has written."""
 
@@ -34,7 +37,7 @@ class Saved:
     """Relative to the checkpoint, such as `main/actor`."""
     world_size: int
     contents: tuple[str, ...]
-    """verl's names: model, optimizer, extra, hf_model."""
+    """verl's names: model, optimizer, extra, hf_model; or ADAPTER_CONTENTS."""
 
 
 def missing_files(step_folder: Path, models: Iterable[Saved]) -> Iterator[str]:
@@ -47,6 +50,8 @@ def missing_files(step_folder: Path, models: Iterable[Saved]) -> Iterator[str]:
                 yield from (f"{model.folder}/{name}" for name in names if not _is_whole(folder / name))
             elif kind == "hf_model" and not any(_files(folder / "huggingface", (".safetensors", ".bin"))):
                 yield f"{model.folder}/huggingface/*.safetensors"
+            elif kind == "adapter":
+                yield from (f"{model.folder}/{name}" for name in (CONFIG, WEIGHTS) if not (folder / name).is_file())
 
 
 def check_written(step_folder: Path, models: Iterable[Saved], *, patience_s: float = VISIBLE_S) -> None:
@@ -100,6 +105,9 @@ def _contents(facts: dict[str, Any], config: DictConfig, workflow: Workflow, key
     for name, world_size in facts["policies"].items():
         policy = workflow.policies.get(name)
         if policy is None:
+            continue
+        if policy.lora is not None:
+            yield Saved(f"{name}/actor", world_size, ADAPTER_CONTENTS)
             continue
         models = {"actor": ("actor_rollout_ref.actor", "actor.", policy.config)}
         if name in facts.get("critics", ()) and policy.critic is not None:

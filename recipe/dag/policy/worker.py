@@ -43,10 +43,10 @@ rollout_base._ROLLOUT_REGISTRY[("cpu", "async")] = "recipe.dag.platform.rollout.
 rollout_base._ROLLOUT_REGISTRY[("sglang", "async")] = "recipe.dag.policy.sglang.PolicyServerAdapter"
 
 
-def register_engines() -> None:
+def register_engines(actor: type[engine.PolicyEngine] = engine.PolicyEngine) -> None:
     """Register this package's engines and attention with verl and transformers in this process."""
     varlen.register()
-    engine.register()
+    engine.register(actor)
     if get_device_name() == "cpu":
         # verl offloads a forward-only engine to pinned memory, which needs an accelerator
         fsdp.CPUOffloadPolicy = lambda **kwargs: None  # pyright: ignore[reportPrivateImportUsage]
@@ -65,13 +65,17 @@ class PolicyWorker(ActorRolloutRefWorker):
         """Log-probs of the canary by the actor's weights; None if they have changed since."""
         self.canary_seconds = 0.0
         losses.register()
-        register_engines()
+        register_engines(self.engine_class())
         self.timeout = timedelta(seconds=config.nccl_timeout)
         if get_device_name() == "cpu" and not is_initialized():
             # verl would request "cpu:gloo,cpu:gloo", which torch rejects
             init_process_group("gloo", rank=self.rank, world_size=self.world_size, timeout=self.timeout)
         elif not is_initialized():  # verl itself would do so in init_model, with torch's time-out
             initialize_global_process_group_ray(timeout_second=config.nccl_timeout)
+
+    def engine_class(self) -> type[engine.PolicyEngine]:
+        """Return the class of the actor's engine."""
+        return engine.PolicyEngine
 
     @register(dispatch_mode=ONE_TO_ALL)
     def seed_random_state(self, step: int):

@@ -27,6 +27,7 @@ from recipe.dag.workflow.memory import (
     PolicyOnGpu,
     Pool,
     PoolMemory,
+    adapter_sizes,
     critic_path,
     estimate_pool,
     judge_pool,
@@ -230,10 +231,14 @@ def _pools(config: DictConfig, workflow: Workflow, decision: Decision) -> tuple[
 def _policy(config: DictConfig, workflow: Workflow, decision: Decision, name: str) -> PolicyOnGpu:
     policy, keys = workflow.policies[name], PolicyKeys(config, workflow, name)
     critic, moments = critic_path(workflow, name), moments_of(config, workflow, name)
+    trained, size = workflow.trained_on(name), size_of(policy.model.path)
+    trainer = _trainer(keys, longest_row(config), decision, moments.actor) if trained else None
+    if trainer is not None and policy.frozen:
+        trainer = replace(trainer, adapters=sum(adapter_sizes(workflow, name, size).values()))
     return PolicyOnGpu(
         name=name,
-        size=size_of(policy.model.path),
-        trainer=None if policy.frozen else _trainer(keys, longest_row(config), decision, moments.actor),
+        size=size,
+        trainer=trainer,
         critic=None if critic is None else size_of(critic),
         critic_moments=moments.critic,
         reference=policy.reference,

@@ -200,7 +200,11 @@ def _decided_by(values: list[Any], setting: Typed, where: str) -> str | None:
 
 
 def _unmet(key: str, config: DictConfig, workflow: Workflow) -> str | None:
-    """Return the message for a key that needs another key's value, if that key has a different one."""
+    """Return the message for a key that needs another key's value, if that key has a different one, or policies with
+    whole weights, if there are none."""
+    trained = [workflow.policies[name] for name in workflow.trained_policies()]
+    if key.startswith(f"{RUN}.actor.checkpoint.") and trained and all(policy.lora is not None for policy in trained):
+        return "a checkpoint always has all of an adapter; remove it"
     if key not in NEEDS:
         return None
     other, fits, message = NEEDS[key]

@@ -32,7 +32,7 @@ class PoolSpec:
 
 def plan_pools(workflow: Workflow, *, nnodes: int, n_gpus_per_node: int) -> tuple[PoolSpec, ...]:
     """Give each policy with `gpus` its own pool, and the remaining GPUs to all other policies together, except those
-    behind an API, which need none.
+    behind an API, which need none, and adapters, which are on those of their base.
 
     Raises UserError if there are too few GPUs, or if a policy has its own on a run of several nodes."""
     local = {name: workflow.policies[name] for name in workflow.local_policies()}

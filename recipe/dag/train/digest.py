@@ -20,8 +20,8 @@ BLOCKS, BLOCK = 32, 2**18
 """Number and size in bytes of the blocks read from a larger file: evenly spaced, with the first (a safetensors header)
 and the last among them."""
 MODEL_FILES = (
-    "config.json generation_config.json tokenizer* special_tokens_map.json added_tokens.json chat_template* vocab* "
-    "merges.txt *.model *.py *.safetensors *.bin *.pt *.pth *.gguf"
+    "config.json adapter_config.json generation_config.json tokenizer* special_tokens_map.json added_tokens.json "
+    "chat_template* vocab* merges.txt *.model *.py *.safetensors *.bin *.pt *.pth *.gguf"
 ).split()
 
 

@@ -98,8 +98,9 @@ def _models(workflow: Workflow, models: ModelPaths) -> Items:
     digest = cache(model_digest)
     paths = {f"policies.{name}.model": path for name, path in models.policies.items()}
     paths |= {f"policies.{name}.critic.model": path for name, path in models.critics.items()}
+    paths |= {f"policies.{name}.lora.path": path for name, path in models.adapters.items()}
     paths |= {"algorithm.mixer.encoder.model": models.encoder} if models.encoder is not None else {}
-    tokenizers = {name: policy.model.tokenizer_path for name, policy in workflow.policies.items()}
+    tokenizers = {name: workflow.policies[name].model.tokenizer_path for name in workflow.local_policies()}
     paths |= {f"policies.{name}.model.tokenizer_path": path for name, path in tokenizers.items() if path is not None}
     return {key: {"name": path, "digest": digest(path)} for key, path in paths.items()}
 

@@ -6,10 +6,14 @@ Invariant: importing this module imports verl, Ray and torch, so only a run that
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from functools import partial
 
 from omegaconf import DictConfig
 
 from recipe.dag.core.tasks import together
+from recipe.dag.policy.adapter import AdapterHost, AdapterPolicy
+from recipe.dag.policy.adapter_config import TrainedAdapter, host_config
 from recipe.dag.policy.config import policy_config
 from recipe.dag.policy.encoder import start_encoder
 from recipe.dag.policy.placement import Pool, create
@@ -19,6 +23,7 @@ from recipe.dag.settings.pools import PoolSpec, plan_pools
 from recipe.dag.train.alternation import actor_updates
 from recipe.dag.train.models import ModelPaths
 from recipe.dag.train.team_critic import TeamCritic
+from recipe.dag.workflow.adapter_shape import shape_of
 from recipe.dag.workflow.schema import Workflow
 
 
@@ -33,36 +38,68 @@ async def start_policies(
     """
 
     async def start(pool: Pool, spec: PoolSpec) -> None:
-        actors = [name for name in spec.policies if not workflow.policies[name].frozen]
-        trained = len(actors) + sum(name in models.critics for name in actors)
-        for name in spec.policies:
-            config = policy_config(
+        trainers = [name for name in spec.policies if workflow.trained_on(name)]
+        trained = len(trainers) + sum(name in models.critics for name in trainers)
+        for base in spec.policies:
+            make = partial(
+                policy_config,
                 run,
                 workflow,
-                name,
-                model_path=models.policies[name],
-                critic_path=models.critics.get(name),
+                model_path=models.policies[base],
+                critic_path=models.critics.get(base),
                 processes=sum(spec.groups(platform)),
                 sharing=len(spec.policies),
                 offload_between_turns=len(spec.policies) > 1 and trained > 1,
-                updates=actor_updates(workflow, name, run.trainer.total_training_steps),
                 platform=platform,
             )
-            policies[name] = PolicyRuntime(
-                name,
-                config,
-                pool,
-                trained=name in actors,
-                reference=name in actors and workflow.policies[name].reference,
-                critic=name in models.critics,
-            )
-            await policies[name].start()
+            configs = {
+                name: make(name, updates=actor_updates(workflow, name, run.trainer.total_training_steps))
+                for name in (base, *workflow.adapters_of(base))
+            }
+            for policy in _on_one_model(workflow, configs, pool, models, platform=platform):
+                policies[policy.name] = policy
+                await policy.start()
 
     specs = plan_pools(workflow, nnodes=run.trainer.nnodes, n_gpus_per_node=run.trainer.n_gpus_per_node)
     pools = [await asyncio.to_thread(create, spec, platform=platform) for spec in specs]
     await together(map(start, pools, specs))
-    for name in workflow.local_policies():
-        policies[name] = policies.pop(name)
+    for name in workflow.policies:
+        if name in policies:
+            policies[name] = policies.pop(name)
+
+
+def _on_one_model(
+    workflow: Workflow, configs: dict[str, DictConfig], pool: Pool, models: ModelPaths, *, platform: str
+) -> Iterator[PolicyRuntime]:
+    """Yield the policy that has the model, then its adapters. `configs`: of each of them, in this order."""
+    base, *adapters = configs
+    critic = base in models.critics
+    if not adapters:
+        spec = workflow.policies[base]
+        trained = not spec.frozen
+        yield PolicyRuntime(
+            base, configs[base], pool, trained=trained, reference=trained and spec.reference, critic=critic
+        )
+        return
+    shapes = {name: shape_of(lora) for name in adapters if (lora := workflow.policies[name].lora) is not None}
+    trained_here = [
+        TrainedAdapter(
+            name,
+            shapes[name],
+            lr=configs[name].actor_rollout_ref.actor.optim.lr,
+            updates=configs[name].actor_rollout_ref.actor.optim.total_training_steps,
+            start=models.adapters.get(name),
+        )
+        for name in workflow.trained_on(base)
+    ]
+    config = host_config(configs, base, trained_here, shapes, platform=platform)
+    host = AdapterHost(base, config, pool, trained_here)
+    yield host
+    for name in adapters:
+        spec = workflow.policies[name]
+        start = models.adapters.get(name)
+        trained = not spec.frozen
+        yield AdapterPolicy(name, configs[name], host, trained=trained, reference=spec.reference, start=start)
 
 
 def open_mixing(

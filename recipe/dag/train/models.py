@@ -6,16 +6,20 @@ a UserError that names the key.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.settings.absolute import absolute_if_local
+from recipe.dag.settings.absolute import absolute, absolute_if_local
 from recipe.dag.types.model import Model
+from recipe.dag.workflow.adapter_shape import shape_of
 from recipe.dag.workflow.agent_schema import Critic, Policy
 from recipe.dag.workflow.interpolation import resolve_env
 from recipe.dag.workflow.schema import Workflow
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +28,15 @@ class ModelPaths:
 
     policies: dict[str, str]
     critics: dict[str, str]
+    adapters: dict[str, str] = field(default_factory=dict)
+    """The PEFT folders at which adapters start."""
     encoder: str | None = None
     """Model of the mixer's text encoder; None for estimators without a mixer."""
 
     def folders(self) -> list[str]:
         """Return the models that are local folders."""
-        paths = {*self.policies.values(), *self.critics.values(), *([self.encoder] if self.encoder else [])}
+        paths = {*self.policies.values(), *self.critics.values(), *self.adapters.values()}
+        paths |= {self.encoder} if self.encoder else set()
         return sorted(path for path in paths if Path(path).is_dir())
 
 
@@ -48,7 +55,38 @@ def find_models(workflow: Workflow) -> ModelPaths:
             _check_vocabulary(workflow, policies, name, critic.share)
         elif critic is not None:
             critics[name] = _critic(workflow.policies[name], critic, name)
-    return ModelPaths(policies, critics, _encoder(workflow, policies))
+    return ModelPaths(policies, critics, _adapters(workflow, policies), _encoder(workflow, policies))
+
+
+def _adapters(workflow: Workflow, paths: dict[str, str]) -> dict[str, str]:
+    """Return the folders at which adapters start. Raises UserError for an adapter that does not fit its base."""
+    from recipe.dag.platform.adapter_weights import read_adapter, target_layers
+
+    folders = {}
+    for name, policy in workflow.policies.items():
+        if policy.lora is None:
+            continue
+        where = f"policies.{name}.lora"
+        shape = shape_of(policy.lora, f"{where}.path")
+        skeleton = _skeleton(paths[policy.lora.base], trust_remote_code=policy.model.trust_remote_code)
+        try:
+            layers = target_layers(skeleton, shape.targets)
+            if policy.lora.path is not None:
+                folders[name] = absolute(resolve_env(policy.lora.path))
+                read_adapter(Path(folders[name]), layers)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+    return folders
+
+
+def _skeleton(path: str, *, trust_remote_code: bool) -> PreTrainedModel:
+    """Return a model without memory for its weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
 
 
 def _encoder(workflow: Workflow, policies: dict[str, str]) -> str | None:
@@ -56,7 +94,11 @@ def _encoder(workflow: Workflow, policies: dict[str, str]) -> str | None:
     if mixer is None or not trained:
         return None
     model = mixer.encoder.model
-    return policies[trained[0]] if model is None else _load(model, "algorithm.mixer.encoder.model.path")[0]
+    return (
+        policies[workflow.base_of(trained[0])]
+        if model is None
+        else _load(model, "algorithm.mixer.encoder.model.path")[0]
+    )
 
 
 def _critic(policy: Policy, critic: Critic, name: str) -> str:

@@ -17,6 +17,7 @@ from transformers import AutoConfig
 from verl.utils.device import get_device_name
 from verl.utils.flops_counter import ESTIMATE_FUNC, get_device_flops
 
+from recipe.dag.policy.adapter import AdapterPolicy
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.types.row import Row
 from recipe.dag.workflow.model_size import UnknownSize, size_of
@@ -90,8 +91,9 @@ class ModelFlops:
 
 
 def find_flops(policy: PolicyRuntime) -> ModelFlops | None:
-    """Return the FLOPs of the policy's model and devices; None on a CPU and on devices that verl's table lacks."""
-    if get_device_name() == "cpu":
+    """Return the FLOPs of the policy's model and devices; None for an adapter, whose update needs fewer than the
+    formulas count, on a CPU, and on devices that verl's table lacks."""
+    if get_device_name() == "cpu" or isinstance(policy, AdapterPolicy):
         return None
     peak = policy.workers.execute_func_rank_zero(get_device_flops, "B")  # "B": without a unit prefix, in FLOP/s
     if not math.isfinite(peak):

@@ -22,7 +22,7 @@ def as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-StopStrings = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(as_tuple)]
+Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(as_tuple)]
 
 
 class Sampling(Frozen):
@@ -39,7 +39,7 @@ class Sampling(Frozen):
     """Subtracted from the logit of each token that the generation already contains."""
     frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
     """Subtracted from the logit of a token once for each occurrence in the generation."""
-    stop: StopStrings = ()
+    stop: Texts = ()
     """Strings that end a generation. They stay in the generated text."""
     max_tokens: int = Field(default=512, ge=1)
     """Maximum number of tokens per generation."""
@@ -72,7 +72,7 @@ class ValidationSampling(Frozen):
     repetition_penalty: float | None = Field(default=None, gt=0.0)
     presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
     frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
-    stop: StopStrings | None = None
+    stop: Texts | None = None
     max_tokens: int | None = Field(default=None, ge=1)
 
 
@@ -225,11 +225,36 @@ class Critic(Frozen):
     """Dotted or nested overrides of verl's `critic`."""
 
 
+class Lora(Frozen):
+    """A low-rank adapter on a frozen policy: each of its linear layers W computes with W + alpha / rank * B A, where A
+    and B alone are trained. Adapters of one base share its weights, its trainer and its servers."""
+
+    base: str
+    """The frozen policy, under `policies`, that has the model."""
+    rank: int = Field(default=16, ge=1)
+    alpha: float | None = Field(default=None, gt=0.0)
+    """By default twice the rank."""
+    targets: Texts = ("all-linear",)
+    """The layers: `all-linear`, which are all but the output embeddings, or a list of their last names, such as
+    q_proj."""
+    path: Annotated[str | None, Mark.CONTENT] = None
+    """A folder of PEFT (adapter_config.json and adapter_model.safetensors) to start at, which also determines rank,
+    alpha and targets. By default B is 0: the adapter starts as its base. `${oc.env:NAME}` is read when the run
+    starts."""
+
+    @property
+    def scaled_alpha(self) -> float:
+        return 2.0 * self.rank if self.alpha is None else self.alpha
+
+
 class Policy(Frozen):
     """One set of weights with its tokenizer, optimizer and inference servers. Several agents may share it."""
 
     model: Model = Model(path="")
-    """The initial weights, which every policy needs unless it has an `api`."""
+    """The initial weights, which every policy needs unless it has an `api` or is a `lora`."""
+    lora: Lora | None = None
+    """An adapter on the model of another policy; such a policy has no `model`, and its `gpus` and `config` are those of
+    its base."""
     api: Api | None = None
     """A server with OpenAI's interface generates; such a policy has no `model` and is always frozen."""
     frozen: bool = False
@@ -241,7 +266,8 @@ class Policy(Frozen):
     """Number of steps before the next policy is updated. Policies with a `train_cycle` alternate: in step s (from 0),
     the k-th of n such policies updates its actor if (s // train_cycle) % n == k. Critics are updated in every step."""
     reference: bool = False
-    """Keep a frozen copy of the initial weights for the KL loss (`algorithm.kl_loss_coef`)."""
+    """Keep a frozen copy of the initial weights for the KL loss (`algorithm.kl_loss_coef`). The reference of an adapter
+    is its base, which needs no copy."""
     gpus: Annotated[int | None, Mark.UNLEARNED] = Field(default=None, ge=1)
     """Number of GPUs reserved for this policy; without it, the policies share all GPUs of the run."""
     config: dict[str, Any] = {}

@@ -32,6 +32,7 @@ WRITTEN_AS: dict[tuple[str, str], dict[str, Any]] = {
     **{(model, "stop"): ONE_OR_MORE for model in ("Sampling", "ValidationSampling")},
     **{(model, "after"): ONE_OR_MORE for model in ("Node", "SubWorkflow")},
     ("Node", "env"): ONE_OR_MORE,
+    ("Lora", "targets"): ONE_OR_MORE,
 }
 """Fields that accept more forms in a file than in the object."""
 KEPT = {"description", "default", "title"}

@@ -14,6 +14,7 @@ from recipe.dag.core.problem import KeyPath, Problem, WorkflowError, each_once
 from recipe.dag.workflow.checks.agent import warn_of_sampling
 from recipe.dag.workflow.checks.all import check_workflow
 from recipe.dag.workflow.checks.facts import DraftFacts
+from recipe.dag.workflow.checks.lora import with_bases
 from recipe.dag.workflow.checks.policy import warn_of_policies
 from recipe.dag.workflow.checks.reward import warn_of_rewards
 from recipe.dag.workflow.checks.tool import warn_of_time_limits
@@ -35,7 +36,7 @@ def workflow_from(source: Source, read: Reader) -> Workflow:
     WorkflowError, whose `problems` are all mistakes of the file."""
     facts = checked(source, read)
     draft = facts.draft
-    policies = with_overrides(draft)
+    policies = with_bases(with_overrides(draft))
     return Workflow(
         path=str(Path(source.file).resolve()),
         dag_id=draft.dag_id,

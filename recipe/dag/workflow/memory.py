@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from recipe.dag.core.errors import UserError
 from recipe.dag.core.frozen import Frozen
+from recipe.dag.workflow.adapter_shape import ALL_LINEAR, shape_of
 from recipe.dag.workflow.model_size import ModelSize, UnknownSize, size_of
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.trainer_memory import (
@@ -89,7 +91,11 @@ def estimate_states(
 ) -> tuple[PolicyMemory, ...]:
     """Estimate the states of each policy, from the models' config.json files if they are on this machine. `moments`: by
     policy; those of Adam in fp32 for others."""
-    return tuple(_states(workflow, name, environ, moments.get(name, Moments())) for name in workflow.local_policies())
+    names = workflow.local_policies()
+    states = {name: _states(workflow, name, environ, moments.get(name, Moments())) for name in names}
+    for base in names:
+        states |= _adapter_states(workflow, base, environ)
+    return tuple(states[name] for name in workflow.policies if name in states)
 
 
 def critic_path(workflow: Workflow, name: str) -> str | None:
@@ -108,16 +114,52 @@ def _states(workflow: Workflow, name: str, environ: Mapping[str, str] | None, mo
     except UnknownSize as unknown:
         return PolicyMemory(policy=name, parameters=None, unknown=str(unknown))
     trained = 0 if policy.frozen else size.parameters
+    as_base = size.parameters * BF16 if policy.frozen and workflow.trained_on(name) else 0
     return PolicyMemory(
         policy=name,
         parameters=size.parameters,
-        weights=trained * MASTER,
+        weights=trained * MASTER + as_base,
         gradients=trained * GRADIENT,
         optimizer=int(trained * moments.actor),
         reference=trained * REFERENCE if policy.reference else 0,
         critic=values * (MASTER + GRADIENT) + int(values * moments.critic),
         serving=size.parameters * BF16,
     )
+
+
+def _adapter_states(workflow: Workflow, base: str, environ: Mapping[str, str] | None) -> dict[str, PolicyMemory]:
+    """Return the states of the adapters on a policy's model."""
+    try:
+        sizes = adapter_sizes(workflow, base, size_of(workflow.policies[base].model.path, environ), trained=False)
+    except (UnknownSize, UserError) as unknown:
+        names = workflow.adapters_of(base)
+        return {name: PolicyMemory(policy=name, parameters=None, unknown=str(unknown)) for name in names}
+    states = {}
+    for name, parameters in sizes.items():
+        trained = 0 if workflow.policies[name].frozen else parameters
+        states[name] = PolicyMemory(
+            policy=name,
+            parameters=parameters,
+            weights=trained * MASTER,
+            gradients=trained * GRADIENT,
+            optimizer=trained * ADAM,
+            reference=0,
+            critic=0,
+            serving=parameters * BF16,
+        )
+    return states
+
+
+def adapter_sizes(workflow: Workflow, base: str, size: ModelSize, *, trained: bool = True) -> dict[str, int]:
+    """Return the numbers of parameters of the adapters on a policy's model; with `trained`, of those that are trained.
+    Raises UserError for an adapter in a folder that cannot be read."""
+    sizes = {}
+    for name in workflow.trained_on(base) if trained else workflow.adapters_of(base):
+        if (lora := workflow.policies[name].lora) is not None:
+            shape = shape_of(lora, f"policies.{name}.lora.path")
+            targets = None if shape.targets == (ALL_LINEAR,) else shape.targets
+            sizes[name] = size.adapter_parameters(shape.rank, targets)
+    return sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,22 @@ class ModelSize:
     vocabulary: int
     key_value_width: int
     """Key-value heads x width of a head: values per token and layer in the cache, for keys and again for values."""
+    query_width: int
+    """Heads x width of a head."""
     mlp_width: int
     """Width of the MLP, or the summed width of the experts that a token visits."""
     layer_parameters: int
     """Parameters of one layer, including all its experts."""
+
+    def adapter_parameters(self, rank: int, targets: Container[str] | None = None) -> int:
+        """Return the parameters of an adapter on the linear layers with these names; None: on all."""
+        query, key_value = (self.hidden, self.query_width), (self.hidden, self.key_value_width)
+        mlp = (self.hidden, self.mlp_width)
+        widths = {"q_proj": query, "k_proj": key_value, "v_proj": key_value, "o_proj": query}
+        widths |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), mlp)
+        return (
+            self.layers * rank * sum(sum(pair) for name, pair in widths.items() if targets is None or name in targets)
+        )
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -121,6 +133,7 @@ def _count(config: dict[str, Any]) -> ModelSize:
         layers=layers,
         vocabulary=vocabulary,
         key_value_width=groups * width,
+        query_width=heads * width,
         mlp_width=mlp_width,
         layer_parameters=layer,
     )

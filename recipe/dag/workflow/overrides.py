@@ -24,6 +24,11 @@ from recipe.dag.workflow.verl_keys import rows_key, why_not
 def check_overrides(draft: Draft) -> Iterator[Problem]:
     values: dict[tuple[str, bool, str], tuple[Any, KeyPath]] = {}
     for policy, critic, key, value, path in _overrides(draft):
+        adapter = draft.policies[policy]
+        if adapter is not None and adapter.lora is not None:
+            message = f"policy `{policy}` is an adapter; set this in `policies.{adapter.lora.base}.config`"
+            yield draft.source.problem(path, message, key=True)
+            continue
         if (message := why_not(key, critic=critic, policy=policy)) is not None:
             yield draft.source.problem(path, message, key=True)
             continue

@@ -19,7 +19,7 @@ from recipe.dag.algorithms.catalogue import DEFAULT, OWN, REMOVED, SELECTABLE, a
 from recipe.dag.algorithms.mixer import Mixer
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import closest, did_you_mean, listing
-from recipe.dag.workflow.agent_schema import Agent, Policy, ToolSpec
+from recipe.dag.workflow.agent_schema import Agent, Lora, ToolSpec
 from recipe.dag.workflow.node import Node
 from recipe.dag.workflow.source import Source
 
@@ -39,7 +39,10 @@ INSTEAD = {
     (ToolSpec, "memory_limit_mb"): "write `memory_mb`",
     (ToolSpec, "default_timeout"): "write `timeout_s`",
     (ToolSpec, "class_name"): "write `path: file.py:Class`",
-    (Policy, "lora"): "LoRA policies are not supported yet; remove it",
+    (Lora, "from"): "write `path`",
+    **{(Lora, key): "write `rank`" for key in ("r", "lora_rank")},
+    (Lora, "lora_alpha"): "write `alpha`",
+    (Lora, "target_modules"): "write `targets`",
     (Node, "filter_plugin"): "nodes have no filters; remove it (`algorithm.drop_zero_variance: true` drops groups)",
     (Node, "retry_limit"): "nodes are not retried one by one; remove it (`episode.retries` repeats the episode)",
     (Node, "train_cycle"): "this belongs to the policy; move it to `policies.<name>.train_cycle`",

@@ -141,7 +141,9 @@ def _product(plan: Plan, agent: PlannedAgent) -> str:
 
 
 def _states_table(memory: Sequence[PolicyMemory]) -> list[str]:
-    fp32 = f"weights {MASTER}, gradients {GRADIENT}, Adam {ADAM}, reference {REFERENCE}"
+    # a base, which has weights in the trainer and no optimizer
+    based = f" (of a base {BF16})" if any(states.weights and not states.optimizer for states in memory) else ""
+    fp32 = f"weights {MASTER}{based}, gradients {GRADIENT}, Adam {ADAM}, reference {REFERENCE}"
     bytes_each = f"{fp32} (fp32), 8-bit Adam {ADAM_8BIT:.0f}, serving {BF16} (bf16)"
     title = f"Memory in GB, over all devices (bytes per parameter: {bytes_each})"
     header = ["policy", "parameters", "weights", "gradients", "Adam", "reference", "critic", "serving", "total"]

@@ -141,8 +141,21 @@ class Workflow(Frozen):
         return tuple(name for name, policy in self.policies.items() if not policy.frozen)
 
     def local_policies(self) -> tuple[str, ...]:
-        """Return the policies whose weights the run itself loads."""
-        return tuple(name for name, policy in self.policies.items() if policy.api is None)
+        """Return the policies whose model the run itself loads, without adapters."""
+        return tuple(name for name, policy in self.policies.items() if policy.api is None and policy.lora is None)
+
+    def base_of(self, policy: str) -> str:
+        """Return the policy that has the model: the base of an adapter, or the policy itself."""
+        lora = self.policies[policy].lora
+        return policy if lora is None else lora.base
+
+    def adapters_of(self, base: str) -> tuple[str, ...]:
+        """Return the adapters on a policy's model."""
+        return tuple(name for name in self.policies if name != base and self.base_of(name) == base)
+
+    def trained_on(self, base: str) -> tuple[str, ...]:
+        """Return what is trained of a policy's model: itself or its adapters."""
+        return tuple(name for name in self.trained_policies() if self.base_of(name) == base)
 
     def critic_owner(self, policy: str) -> str | None:
         """Return the policy whose critic evaluates this policy's rows: itself, or the one whose critic it shares; None

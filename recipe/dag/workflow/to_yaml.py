@@ -13,7 +13,8 @@ from typing import Any
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import DEFAULT
 from recipe.dag.core.frozen import Frozen
-from recipe.dag.workflow.agent_schema import Agent, DeclaredTool, ToolSpec
+from recipe.dag.workflow.agent_schema import Agent, DeclaredTool, Policy, ToolSpec
+from recipe.dag.workflow.checks.lora import INHERITED
 from recipe.dag.workflow.node import Node
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.training_chain import is_derived
@@ -47,7 +48,8 @@ def to_yaml(workflow: Workflow, comments: Iterable[str] = ()) -> str:
 
 
 def _without_defaults(piece: Frozen) -> dict[str, Any]:
-    return piece.model_dump(mode="json", exclude_defaults=True)
+    inherited: set[str] | None = set(INHERITED) if isinstance(piece, Policy) and piece.lora is not None else None
+    return piece.model_dump(mode="json", exclude_defaults=True, exclude=inherited)
 
 
 def _agent(workflow: Workflow, agent: Agent) -> dict[str, Any]:

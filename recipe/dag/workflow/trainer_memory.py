@@ -80,6 +80,8 @@ class TrainerOptions:
     """Layers that recompute those of their MLP only."""
     liger: bool = False
     """Norms, rotary embeddings and MLPs are Liger's kernels."""
+    adapters: int = 0
+    """Parameters of the adapters, if they are trained and the model is not, whose weights are then bf16."""
     reshard: bool = True
     """A layer's gathered weights are freed after its forward pass, and gathered again for its backward pass."""
     moments: float = ADAM
@@ -153,18 +155,28 @@ def _per_layer(size: ModelSize, widths: tuple[int, int]) -> int:
 
 def resident_bytes(parameters: int, gpus: int, options: TrainerOptions) -> tuple[int, int]:
     """Return the bytes of the weights and of the optimizer that stay on a GPU between updates."""
-    weights = 0 if options.offload_policy or options.param_offload else MASTER
-    optimizer = 0 if options.offload_policy or options.optimizer_offload else options.moments
-    return weights * parameters // gpus, int(optimizer * parameters / gpus)
+    weights, trained = _states(parameters, options)
+    weights = 0 if options.offload_policy or options.param_offload else weights
+    optimizer = 0 if options.offload_policy or options.optimizer_offload else options.moments * trained
+    return weights // gpus, int(optimizer / gpus)
+
+
+def _states(parameters: int, options: TrainerOptions) -> tuple[int, int]:
+    """Return the bytes of the trainer's weights and the number of trained parameters."""
+    if options.adapters:
+        return BF16 * parameters + MASTER * options.adapters, options.adapters
+    return MASTER * parameters, parameters
 
 
 def host_bytes(size: ModelSize, parameters: int, gpus: int, options: TrainerOptions) -> int:
     """Return the bytes in host memory of one model's `parameters`, over all GPUs. `size`: the shape of its layers."""
     pinned = pinned_growth(size, gpus)
+    weights, trained = _states(parameters, options)
     if options.offload_policy:
         # FSDP2 steps the optimizer on the CPU
-        return int((MASTER + GRADIENT) * parameters * pinned) + int(options.moments * parameters)
-    return int((MASTER * options.param_offload + options.moments * options.optimizer_offload) * parameters * pinned)
+        return int((weights + GRADIENT * trained) * pinned) + int(options.moments * trained)
+    moments = options.moments * trained
+    return int((weights * options.param_offload + moments * options.optimizer_offload) * pinned)
 
 
 def pinned_growth(size: ModelSize, gpus: int) -> float:
@@ -185,7 +197,7 @@ def update_phases(size: ModelSize, gpus: int, options: TrainerOptions, *, critic
     `critic`: the model has a value head, so there are no logits.
     """
     parameters = size.value_parameters if critic else size.parameters
-    sharded = 0 if options.offload_policy else parameters // gpus
+    weights, trained = (0 if options.offload_policy else part // gpus for part in _states(parameters, options))
     layer = size.layer_parameters
     root = parameters - size.layers * layer
     head = Head.FUSED if critic else options.head
@@ -195,19 +207,19 @@ def update_phases(size: ModelSize, gpus: int, options: TrainerOptions, *, critic
     gathered = root + UNSHARDED_LAYERS * layer if options.reshard else parameters
     backward = Phase(
         name="backward",
-        weights=MASTER * sharded + BF16 * gathered,
-        gradients=GRADIENT * sharded + BF16 * (root + layer),
-        optimizer=int(options.moments * sharded),
+        weights=weights + BF16 * gathered,
+        gradients=GRADIENT * trained + (0 if options.adapters else BF16 * (root + layer)),
+        optimizer=int(options.moments * trained),
         # the embedding's gradient is reduced in fp32 at the end, after the activations are freed
-        activations=max(activations, GRADIENT * root),
+        activations=max(activations, 0 if options.adapters else GRADIENT * root),
     )
     if options.offload_policy:
         return (backward,)
-    scratch = OPTIMIZER_SCRATCH * (sharded if options.moments == ADAM else root // gpus)
+    scratch = OPTIMIZER_SCRATCH * (trained if options.moments == ADAM else root // gpus)
     step = Phase(
         name="optimizer step",
-        weights=MASTER * sharded,
-        gradients=GRADIENT * sharded,
-        optimizer=int(options.moments * sharded) + scratch,
+        weights=weights,
+        gradients=GRADIENT * trained,
+        optimizer=int(options.moments * trained) + scratch,
     )
     return backward, step

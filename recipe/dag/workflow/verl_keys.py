@@ -31,7 +31,7 @@ TABLE: tuple[tuple[str, str], ...] = (
     ("@model.tokenizer_path critic.model.tokenizer_path", _POLICY.format("model.tokenizer_path")),
     ("@model.trust_remote_code data.trust_remote_code", _POLICY.format("model.trust_remote_code")),
     ("@model.lora @model.lora_rank @model.lora_alpha critic.model.lora critic.model.lora_rank critic.model.lora_alpha",
-     "LoRA policies are not supported yet; remove it"),
+     "`policies.<name>.lora` says this; set it there"),
     ("@actor.optim.lr", _POLICY.format("lr")),
     ("@actor.clip_ratio", _ALGORITHM.format("clip_ratio_low` and `algorithm.clip_ratio_high")),
     ("@actor.clip_ratio_low @actor.clip_ratio_high @actor.clip_ratio_c", _ALGORITHM.format("<key>")),

@@ -173,3 +173,16 @@ def evaluate(
         config_path,
         Evaluation(checkpoint, api),
     )
+
+
+def merge(
+    adapter: Annotated[
+        Path, typer.Argument(metavar="ADAPTER", help="A folder of PEFT, such as global_step_N/POLICY/actor.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the model and its tokenizer.")],
+    base: Annotated[str | None, typer.Option(help="A folder or hub name. (default: the one the adapter names)")] = None,
+) -> None:
+    """Add an adapter to the model that it was trained on, and write the sum as a model of its own."""
+    from recipe.dag.app.merge import merge_adapter
+
+    typer.echo(f"{output}: {merge_adapter(adapter, base, output)} with {adapter}")

@@ -27,6 +27,7 @@ def check_api(draft: Draft, policy: Policy, api: Api, path: KeyPath) -> Iterator
     problem = draft.source.problem
     for key, message in (
         ("model", "an API policy has no weights of its own; remove `model` or `api`"),
+        ("lora", "an API policy has no weights of its own; remove `lora` or `api`"),
         ("gpus", "an API policy needs no GPU; remove it"),
         ("config", "verl does not run an API policy; remove it"),
     ):

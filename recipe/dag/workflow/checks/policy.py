@@ -12,6 +12,7 @@ from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.types.model import Model
 from recipe.dag.workflow.agent_schema import Critic, Policy, critic_owners
 from recipe.dag.workflow.checks.api import check_api
+from recipe.dag.workflow.checks.lora import check_lora
 from recipe.dag.workflow.checks.references import References
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.interpolation import check_env
@@ -23,6 +24,7 @@ KL = ("kl_loss_coef", "kl_reward_coef")
 def check_policies(draft: Draft, references: References) -> Iterator[Problem]:
     problem = draft.source.problem
     used = {agent.policy for _, agent in draft.each_agent()}
+    used |= {policy.lora.base for _, policy in draft.each_policy() if policy.lora is not None}
     for name, policy in draft.policies.items():
         path: KeyPath = ("policies", name)
         if draft.complete and name not in used:
@@ -55,15 +57,17 @@ def warn_of_policies(draft: Draft) -> Iterator[Problem]:
 
 
 def _check_source(draft: Draft, references: References, name: str, policy: Policy) -> Iterator[Problem]:
-    """Check the model of a policy, or the API in its place."""
+    """Check the model of a policy, or the API or adapter in its place."""
     path: KeyPath = ("policies", name)
     if policy.api is not None:
         yield from check_api(draft, policy, policy.api, path)
         if policy.api.script is not None:
             yield from references.check_script(policy.api.script, (*path, "api", "script"))
+    elif policy.lora is not None:
+        yield from check_lora(draft, policy, policy.lora, path)
     elif "model" in policy.model_fields_set:
         yield from _check_model(draft, policy.model, (*path, "model"))
-    elif not draft.reported(*path, "api"):
+    elif not draft.reported(*path, "api") and not draft.reported(*path, "lora"):
         yield draft.source.problem((*path, "model"), "missing; this key is required")
 
 
@@ -96,6 +100,8 @@ def _check_critic(draft: Draft, name: str, policy: Policy) -> Iterator[Problem]:
     problem, critic = draft.source.problem, policy.critic
     path: KeyPath = ("policies", name, "critic")
     needed = draft.algorithm.needs_values
+    if policy.lora is not None:  # check_lora refuses a critic
+        return
     if critic is None:
         if needed and not policy.frozen and not draft.reported("policies", name, "critic"):
             message = f"estimator `{draft.algorithm.estimator}` needs a critic; add `critic: {{}}` to policy `{name}`"

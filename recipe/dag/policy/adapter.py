@@ -1,0 +1,150 @@
+"""Adapters at run time: a host with the base's processes, and each adapter as a policy on it.
+
+Invariant: the host is started once and has one trainer and one set of servers. An adapter has the interface of a policy
+and names itself in each call. Servers answer with the version that was the last one when a request arrived; the base is
+loaded from disk and never sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+
+from recipe.dag.core.errors import UserError
+from recipe.dag.policy.adapter_config import TrainedAdapter
+from recipe.dag.policy.placement import Pool
+from recipe.dag.policy.policy import PolicyRuntime, run_sync
+from recipe.dag.policy.shards import ADAPTER_CONTENTS, Saved
+from recipe.dag.report.phases import announce
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class AdapterHost(PolicyRuntime):
+    """The processes of a base and its adapters. As a policy, it is the frozen base."""
+
+    def __init__(self, name: str, config: DictConfig, pool: Pool, adapters: Sequence[TrainedAdapter]):
+        """`adapters`: those that are trained; without any, there are servers only."""
+        super().__init__(name, config, pool, trained=False)
+        self.adapters = tuple(adapters)
+        self.awake = False
+
+    async def start(self) -> None:
+        if self.adapters:
+            names = ", ".join(adapter.name for adapter in self.adapters)
+            announce(f"policy {self.name}: loading {self.config.actor_rollout_ref.model.path} to train {names} on it")
+            await asyncio.to_thread(self._start_workers)
+        else:
+            self.serve_from_disk()
+        await self._start_servers()
+        self.awake = self.workers is None
+        # files of a few megabytes, which the servers read at once
+        parent = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+        self.folder = tempfile.TemporaryDirectory(prefix="verl-dag-adapters-", dir=parent, ignore_cleanup_errors=True)
+
+    def _worker(self) -> tuple[type, dict[str, Any]]:
+        from recipe.dag.policy.adapter_worker import AdapterWorker
+
+        return AdapterWorker, {"role": "actor_rollout", "adapters": self.adapters}
+
+    async def serve(self, name: str, version: int, folder: Path) -> None:
+        """Let all servers load an adapter from a PEFT folder that their machines see, awake or asleep."""
+        servers: list[Any] = [replica.server_handle for replica in self.replicas]
+        await asyncio.gather(*[server.load_adapter.remote(name, version, str(folder)) for server in servers])
+
+    async def wake(self, version: int) -> None:
+        if not self.awake:
+            self.awake = True
+            await asyncio.to_thread(run_sync, self.sync, version)
+            await self._check_canary(self.version)  # of the base, which has one version
+
+    async def sleep(self) -> None:
+        if self.awake and self.workers is not None:
+            self.awake = False
+            await self.sync.sleep_replicas()
+
+
+class AdapterPolicy(PolicyRuntime):
+    """An adapter on a host that has been started."""
+
+    def __init__(
+        self, name: str, config: DictConfig, host: AdapterHost, *, trained: bool, reference: bool, start: str | None
+    ):
+        """`start`: the PEFT folder of an adapter that is not trained; None: it is the base."""
+        super().__init__(name, config, host.pool, trained=trained, reference=reference)
+        self.host, self.from_folder = host, start
+
+    async def start(self) -> None:
+        if self.trained:
+            self.workers = AdapterWorkers(self.host.workers, self.name)
+            self.canary = await self.host.canary_of(self.name, self.workers, adapter=self.name)
+        elif self.from_folder is not None:
+            await self.host.serve(self.name, 0, Path(self.from_folder))
+        served = self.trained or self.from_folder is not None
+        self.endpoint = self.host.endpoint_of(self.name, adapter=self.name if served else None)
+
+    def kill(self) -> None:
+        """Do nothing: the host ends its processes."""
+
+    async def sync_weights(self, version: int) -> None:
+        root = Path(self.host.folder.name)
+        folder = root / f"{self.name}@{version}"
+        # servers may still unload the last version, and have had a step's time for those before it
+        kept = {str(folder), str(root / f"{self.name}@{self.version}")}
+        stale = [str(old) for old in root.glob(f"{self.name}@*") if str(old) not in kept]
+        await asyncio.to_thread(self.workers.write_adapter, self.name, str(folder), stale)
+        await self.host.serve(self.name, version, folder)
+        await self.host.wake(version)
+        self.version = version
+        await self._check_canary(version)
+
+    async def sleep(self) -> None:
+        await self.host.sleep()
+
+    def save(self, folder: Path, step: int) -> None:
+        self.workers.save_adapter(self.name, str(folder / "actor"))
+
+    def saved(self) -> list[Saved]:
+        return [Saved(f"{self.name}/actor", self.workers.world_size, ADAPTER_CONTENTS)]
+
+    def load(self, folder: Path) -> None:
+        try:
+            self.workers.load_adapter(self.name, str(folder / "actor"))
+            if self.canary is not None:
+                self.workers.score_canary(self.canary.prompt)
+        except UserError as error:  # Ray's copy of a worker's error, whose text is a traceback
+            raise UserError(str(getattr(error, "cause", error))) from error
+
+
+class AdapterWorkers:
+    """The workers of a host, whose passes compute with one adapter."""
+
+    def __init__(self, workers: Any, adapter: str):
+        self._workers, self._adapter = workers, adapter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._workers, name)
+
+    def compute_log_prob(self, data: TensorDict) -> Any:
+        return self._workers.compute_log_prob(self._named(data))
+
+    def compute_ref_log_prob(self, data: TensorDict) -> Any:
+        return self._workers.compute_ref_log_prob(self._named(data))
+
+    def update_actor(self, data: TensorDict) -> Any:
+        return self._workers.update_actor(self._named(data))
+
+    def score_canary(self, prompt: list[int]) -> Any:
+        return self._workers.score_canary(prompt, self._adapter)
+
+    def _named(self, data: TensorDict) -> TensorDict:
+        tu.assign_non_tensor(data, adapter=self._adapter)
+        return data

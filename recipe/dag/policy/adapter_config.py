@@ -1,0 +1,92 @@
+"""The configuration of a host of adapters, made from those of its base and its adapters.
+
+Invariant: the trainer's settings are those of the adapters, which agree except for what `TrainedAdapter` holds; the
+servers' are those of the base, with room for every adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from omegaconf import DictConfig, open_dict
+
+from recipe.dag.core.errors import UserError
+from recipe.dag.workflow.adapter_shape import ALL_LINEAR, AdapterShape
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""SGLang's name for all of them, `all`, would also take memory for adapters of the embeddings."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedAdapter:
+    """An adapter that a host trains."""
+
+    name: str
+    shape: AdapterShape
+    lr: float
+    updates: int
+    """Number of the run's steps in which it is updated."""
+    start: str | None = None
+    """The PEFT folder to start at."""
+
+
+def host_config(
+    configs: Mapping[str, DictConfig],
+    base: str,
+    trained: Sequence[TrainedAdapter],
+    shapes: Mapping[str, AdapterShape],
+    *,
+    platform: str,
+) -> DictConfig:
+    """Return the host's configuration.
+
+    configs: of the base and its adapters
+    shapes: of all adapters
+
+    Raises UserError.
+    """
+    config = configs[trained[0].name if trained else base].copy()
+    rollout, optim = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor.optim
+    if trained and optim.optimizer.endswith("8bit"):
+        raise UserError(
+            f"policies.{base}.config: actor.optim.optimizer={optim.optimizer} is for whole weights; adapters are "
+            "small: set actor.optim.optimizer=AdamW and actor.optim.optimizer_impl=torch.optim for this policy"
+        )
+    with open_dict(config):
+        rollout.custom = {"policy": base}
+        rollout.max_model_len = max(each.actor_rollout_ref.rollout.max_model_len for each in configs.values())
+        rollout.load_format = "auto"  # the servers load the base themselves
+        if platform != "cpu":
+            engine = config.actor_rollout_ref.actor.fsdp_config
+            engine.model_dtype = "bf16"  # of the frozen base; adapters are fp32
+            rollout.engine_kwargs.sglang = {**(rollout.engine_kwargs.get("sglang") or {}), **_server_arguments(shapes)}
+    return config
+
+
+def _server_arguments(shapes: Mapping[str, AdapterShape]) -> dict[str, object]:
+    """Return the arguments with which SGLang serves adapters. Raises UserError for targets that it cannot serve."""
+    for name, shape in shapes.items():
+        if shape.targets != (ALL_LINEAR,) and (message := _unserved(set(shape.targets))):
+            raise UserError(f"policies.{name}.lora.targets: {message}")
+    return {
+        "enable_lora": True,
+        "max_lora_rank": max(shape.rank for shape in shapes.values()),
+        "lora_target_modules": list(TARGETS),
+        "max_loras_per_batch": len(shapes) + 1,  # the base takes a place, too
+        # not skipped with a warning: weights that fit no layer
+        "lora_strict_loading": True,
+        # no sync replaces the base when a server wakes up
+        "enable_weights_cpu_backup": True,
+    }
+
+
+def _unserved(targets: set[str]) -> str | None:
+    """Return why SGLang cannot serve an adapter of these layers, which it computes in groups; None if it can."""
+    if unknown := sorted(targets - set(TARGETS)):
+        return f"SGLang serves no adapter of {unknown[0]}; write all-linear, or names out of {', '.join(TARGETS)}"
+    if targets & {"q_proj", "k_proj", "v_proj"} and not {"q_proj", "v_proj"} <= targets:
+        return "SGLang serves q_proj, k_proj and v_proj together; add q_proj and v_proj"
+    if targets & {"gate_proj", "up_proj"} and not {"gate_proj", "up_proj"} <= targets:
+        return "SGLang serves gate_proj and up_proj together; add the other one"
+    return None

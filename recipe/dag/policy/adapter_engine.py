@@ -1,0 +1,175 @@
+"""Several adapters on one frozen model in one FSDP2 engine, with an optimizer and a scheduler each.
+
+Invariant: a pass computes with the model and the adapter in use, or with the model alone; an update changes the adapter
+in use and nothing else. Adapters are fp32 and sharded like the model, whose names of weights stay. An adapter's history
+does not depend on the other adapters.
+"""
+
+from __future__ import annotations
+
+import types
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.functional import linear
+from verl.workers.config.optimizer import build_optimizer
+
+from recipe.dag.platform.adapter_weights import Pairs, read_adapter, target_layers, write_adapter
+from recipe.dag.policy.adapter_config import TrainedAdapter
+from recipe.dag.policy.engine import PolicyEngine
+
+
+class Active:
+    """The adapter with which the layers compute; shared by all of them. No module, so that no state dict has it."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.scale = 1.0
+
+
+def install(model: Any, adapters: tuple[TrainedAdapter, ...], *, seed: int) -> Active:
+    """Freeze the model, and give the adapters' layers their A and B. Only these instances change."""
+    model.requires_grad_(False)
+    active = Active()
+    for adapter in adapters:
+        rank = adapter.shape.rank
+        layers = target_layers(model, adapter.shape.targets)
+        draw = torch.Generator().manual_seed(zlib.crc32(adapter.name.encode()) << 16 ^ seed)
+        pairs = read_adapter(Path(adapter.start), layers)[1] if adapter.start is not None else {}
+        for name, layer in layers.items():
+            # as PEFT: B is 0, and A uniform in +-1 / sqrt(inputs)
+            bound = layer.in_features**-0.5
+            a = torch.empty(rank, layer.in_features).uniform_(-bound, bound, generator=draw)
+            a, b = pairs.get(name, (a, torch.zeros(layer.out_features, rank)))
+            for part, tensor in (("A", a), ("B", b)):
+                # on the layer's device, which is `meta` on ranks that get their weights from rank 0
+                parameter = nn.Parameter(tensor.to(layer.weight.device, torch.float32))
+                layer.register_parameter(f"lora_{part}_{adapter.name}", parameter)
+            if "lora" not in vars(layer):
+                vars(layer)["lora"] = active
+                layer.forward = types.MethodType(_forward, layer)
+    return active
+
+
+def _forward(self: Any, hidden: Tensor) -> Tensor:
+    out = linear(hidden, self.weight, self.bias)
+    a = getattr(self, f"lora_A_{self.lora.name}", None)
+    if a is None:  # the model alone, or an adapter with other targets
+        return out
+    b = getattr(self, f"lora_B_{self.lora.name}")
+    return torch.add(out, linear(linear(hidden, a), b), alpha=self.lora.scale)
+
+
+class AdapterEngine(PolicyEngine):
+    """PolicyEngine with adapters; `register` makes a subclass that has them."""
+
+    adapters: ClassVar[tuple[TrainedAdapter, ...]] = ()
+
+    def _build_module(self) -> torch.nn.Module:
+        module = super()._build_module()
+        self.active = install(module, self.adapters, seed=self.engine_config.seed)
+        return module
+
+    def _build_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        run = self.optimizer_config
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.schedulers: dict[str, Any] = {}
+        for adapter in self.adapters:
+            # verl's constructors read the configuration of the engine
+            self.optimizer_config = replace(run, lr=adapter.lr, total_training_steps=adapter.updates)
+            weights = [weight for pair in _weights(module, adapter.name).values() for weight in pair]
+            optimizer = self.optimizers[adapter.name] = build_optimizer(weights, self.optimizer_config)
+            self.schedulers[adapter.name] = super()._build_lr_scheduler(optimizer)
+        self.optimizer_config = run
+        return self.optimizers[self.adapters[0].name]
+
+    def _build_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        return self.schedulers[self.adapters[0].name]
+
+    def use(self, name: str | None) -> None:
+        """Compute with this adapter, and update it; None: compute with the model alone. Raises KeyError."""
+        if name is None:
+            self.active.name = None
+            return
+        self.optimizer, self.lr_scheduler = self.optimizers[name], self.schedulers[name]
+        self.active.name, self.active.scale = name, self._adapter(name).shape.scale
+
+    @contextmanager
+    def disable_adapter(self) -> Iterator[None]:
+        """Compute with the model alone, as the reference of its adapters."""
+        name, self.active.name = self.active.name, None
+        try:
+            yield
+        finally:
+            self.active.name = name
+
+    def _adapter(self, name: str) -> TrainedAdapter:
+        return next(adapter for adapter in self.adapters if adapter.name == name)
+
+    @torch.no_grad()
+    def whole(self, name: str) -> Pairs:
+        """Return the adapter's weights. A collective: every rank calls it."""
+        device = self.device_mesh.device_type  # weights may be offloaded, and collectives need them on the device
+        pairs = _weights(self.module, name)
+        return {layer: (_whole(a, device), _whole(b, device)) for layer, (a, b) in pairs.items()}
+
+    def write(self, name: str, folder: Path, *, leads: bool, dtype: torch.dtype = torch.float32) -> None:
+        """Write the adapter as a PEFT folder, in the processes that lead. A collective."""
+        pairs = self.whole(name)
+        if leads:
+            pairs = {layer: (a.to(dtype), b.to(dtype)) for layer, (a, b) in pairs.items()}
+            write_adapter(folder, self._adapter(name).shape, pairs, self.model_config.path)
+
+    def state_file(self, folder: Path) -> Path:
+        """Return this rank's file of an optimizer's and a scheduler's state."""
+        world = torch.distributed.get_world_size()
+        return folder / f"optim_world_size_{world}_rank_{self.rank}.pt"
+
+    def save(self, name: str, folder: Path) -> None:
+        """Save the adapter and the state of its training. A collective."""
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {"optimizer": self.optimizers[name].state_dict(), "scheduler": self.schedulers[name].state_dict()}
+        torch.save(state, self.state_file(folder))
+        self.write(name, folder, leads=self.rank == 0)
+
+    @torch.no_grad()
+    def load(self, name: str, folder: Path) -> None:
+        """Load what `save` wrote. A collective. Raises UserError."""
+        adapter, weights = self._adapter(name), _weights(self.module, name)
+        layers = {layer: module for layer, module in self.module.named_modules() if layer in weights}
+        shape, pairs = read_adapter(folder, layers)  # pyright: ignore[reportArgumentType]  # those with A and B
+        assert shape.rank == adapter.shape.rank and pairs.keys() == weights.keys(), folder
+        for layer, pair in weights.items():
+            for weight, saved in zip(pair, pairs[layer], strict=True):
+                _fill(weight, saved.to(self.device_mesh.device_type, weight.dtype))
+        state = torch.load(self.state_file(folder), weights_only=True)
+        self.optimizers[name].load_state_dict(state["optimizer"])
+        self.schedulers[name].load_state_dict(state["scheduler"])
+
+
+def _weights(module: nn.Module, name: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
+    """Return A and B of an adapter by the names of their layers."""
+    keys = f"lora_A_{name}", f"lora_B_{name}"
+    layers = {layer: [child._parameters.get(key) for key in keys] for layer, child in module.named_modules()}
+    return {layer: (a, b) for layer, (a, b) in layers.items() if a is not None and b is not None}
+
+
+def _whole(tensor: Tensor, device: str) -> Tensor:
+    tensor = tensor.detach().to(device)
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.cpu().clone()
+
+
+def _fill(weight: nn.Parameter, saved: Tensor) -> None:
+    if isinstance(weight, DTensor):
+        saved = distribute_tensor(saved, weight.device_mesh, weight.placements).to_local()
+        weight.to_local().copy_(saved)
+    else:
+        weight.copy_(saved)

@@ -1,0 +1,121 @@
+"""The worker of a base and its adapters.
+
+Invariant: `adapter` in a batch's metadata names the one that a pass computes with, and `update_actor` changes; a pass
+without that name fails. The base is never written, neither to a checkpoint nor to a server.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_torch_device, set_expandable_segments
+
+from recipe.dag.policy.adapter_config import TrainedAdapter
+from recipe.dag.policy.adapter_engine import AdapterEngine
+from recipe.dag.policy.safe_load import weights_only
+from recipe.dag.policy.worker import ONE_TO_ALL, PolicyWorker
+
+ADAPTER = "adapter"
+"""Key of a batch's metadata."""
+ACTOR = make_nd_compute_dataproto_dispatch_fn(mesh_name="actor")
+
+
+class AdapterWorker(PolicyWorker):
+    """One rank of a base with adapters."""
+
+    def __init__(self, config: Any, role: str, *, adapters: tuple[TrainedAdapter, ...], **kwargs: Any):
+        self.adapters = adapters
+        self.used: str | None = None
+        """The adapter in use; None: the base."""
+        self.scores: dict[str | None, list[float] | None] = {}
+        super().__init__(config, role, **kwargs)
+
+    def engine_class(self) -> type[AdapterEngine]:
+        return type("AdapterEngine", (AdapterEngine,), {"adapters": self.adapters})
+
+    @property
+    def canary_scores(self) -> list[float] | None:
+        """Of the adapter in use: each has its own."""
+        return self.scores.get(self.used)
+
+    @canary_scores.setter
+    def canary_scores(self, scores: list[float] | None) -> None:
+        self.scores[self.used] = scores
+
+    @register(dispatch_mode=ONE_TO_ALL)
+    def score_canary(self, prompt: list[int], adapter: str | None = None) -> tuple[list[float], float]:
+        self._use(adapter)
+        return super().score_canary(prompt)
+
+    @register(dispatch_mode=ACTOR)
+    def compute_log_prob(self, data: TensorDict) -> TensorDict | None:
+        self._use(_adapter_of(data))
+        return super().compute_log_prob(data)
+
+    @register(dispatch_mode=ACTOR)
+    def compute_ref_log_prob(self, data: TensorDict) -> TensorDict | None:
+        """Compute the log-probs of the base, the reference of all its adapters."""
+        self._use(_adapter_of(data))
+        tu.assign_non_tensor(data, no_lora_adapter=True)
+        return super().compute_log_prob(data)
+
+    @register(dispatch_mode=ACTOR)
+    def update_actor(self, data: TensorDict) -> TensorDict | None:
+        self._use(_adapter_of(data))
+        return super().update_actor(data)
+
+    @register(dispatch_mode=ONE_TO_ALL)
+    def save_adapter(self, name: str, folder: str) -> None:
+        self._engine.save(name, Path(folder))
+
+    @register(dispatch_mode=ONE_TO_ALL)
+    def load_adapter(self, name: str, folder: str) -> None:
+        with weights_only(folder):
+            self._engine.load(name, Path(folder))
+        self.scores[name] = None
+
+    @register(dispatch_mode=ONE_TO_ALL)
+    def write_adapter(self, name: str, folder: str, stale: list[str]) -> None:
+        """Write the adapter for this machine's servers, in the servers' type, and remove the folders `stale`."""
+        hosts: list[str] = [""] * self.world_size
+        torch.distributed.all_gather_object(hosts, socket.gethostname())
+        leads = hosts.index(socket.gethostname()) == self.rank
+        half = get_torch_device() is not torch.cpu
+        self._engine.write(name, Path(folder), leads=leads, dtype=torch.bfloat16 if half else torch.float32)
+        for old in stale if leads else ():
+            shutil.rmtree(old, ignore_errors=True)
+
+    @register(dispatch_mode=ONE_TO_ALL, blocking=False)
+    async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> None:  # verl's name
+        """Wake the servers: their base is restored from host memory, and they have loaded the adapters themselves."""
+        engine, free = self._engine, self.config.rollout.free_cache_engine
+        set_expandable_segments(False)
+        if engine.is_param_offload_enabled:
+            engine.to("cpu", model=True, optimizer=False, grad=False)
+        get_torch_device().empty_cache()
+        torch.distributed.barrier()  # the other ranks' memory is free, too
+        if free:
+            await self.rollout.resume(tags=["weights", "kv_cache"])
+        set_expandable_segments(True)
+
+    def _use(self, adapter: str | None) -> None:
+        self._engine.use(adapter)
+        self.used = adapter
+
+    @property
+    def _engine(self) -> AdapterEngine:
+        assert self.actor is not None  # made by init_model
+        return self.actor.engine  # pyright: ignore[reportReturnType]  # of engine_class
+
+
+def _adapter_of(data: TensorDict) -> str:
+    name = tu.pop(data, ADAPTER)
+    assert name is not None, "a pass that names no adapter would compute with the base"
+    return name

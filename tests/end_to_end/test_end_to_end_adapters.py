@@ -1,0 +1,76 @@
+"""Adapters from the workflow file to checkpoints, evaluations and merged models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from tests.end_to_end.runs import ROOT, TWO_STEPS, comparable, environment, episodes_of, finish, log_of, start
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+AGENTS = ("planner", "executor", "verifier")
+WORKFLOW = "workflow_retool_ma_lora.yaml"
+LARGE = [f"workflow.policies.{name}.lr=0.01" for name in AGENTS]
+
+
+def digests(step: Path) -> dict[str, str]:
+    """Return the digest of each agent's adapter."""
+    files = {name: step / name / "actor" / "adapter_model.safetensors" for name in AGENTS}
+    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+
+
+def evaluated(material, out: Path, *options: str) -> list[list[int]]:
+    """Evaluate with the material's model, and return the tokens of each call."""
+    command = [sys.executable, "-m", "recipe.dag.cli", "eval", f"{ROOT}/workflows/{WORKFLOW}", *options]
+    command += ["--data", f"{material.folder}/data/test.parquet", "--output", str(out), "--max-samples", "4"]
+    command += ["--config-path", f"{ROOT}/recipe/retool_ma/config", "--config-name", "tiny_cpu"]
+    env = environment(MODEL_PATH=f"{material.folder}/model")
+    done = subprocess.run([*command, *material.options], cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [call["response_ids"] for episode in episodes_of(out, "validation") for call in episode["calls"]]
+
+
+def test_adapters_train_resume_bit_equal_and_are_evaluated_and_merged(material, tmp_path):
+    out = tmp_path / "first"
+    metrics = finish(start(material, out, *TWO_STEPS, *LARGE, workflow=WORKFLOW), out)
+    for name in AGENTS:
+        assert metrics[2][f"policy/{name}/logprob_diff/max"] <= 1e-4, "the servers have the trainer's weights"
+    assert any(metrics[step][f"policy/{name}/grad_norm"] > 0 for step in (1, 2) for name in AGENTS)
+    assert "loading" in log_of(out) and "to train planner, executor, verifier on it" in log_of(out)
+    first, second = (out / "checkpoints" / f"global_step_{step}" for step in (1, 2))
+    assert digests(first) != digests(second)
+    saved = sorted(str(path.relative_to(second)) for path in second.rglob("*") if path.is_file())
+    files = ("adapter_config.json", "adapter_model.safetensors", "optim_world_size_1_rank_0.pt")
+    assert saved == sorted(["run.json", *(f"{name}/actor/{file}" for name in AGENTS for file in files)])
+    assert set(json.loads((second / "run.json").read_text())["policies"]) == set(AGENTS), "the base is never written"
+
+    again = tmp_path / "again"
+    resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={first}"]
+    resumed = finish(start(material, again, *TWO_STEPS, *resume, *LARGE, workflow=WORKFLOW), again)
+    assert list(resumed) == [2]
+    assert digests(again / "checkpoints" / "global_step_2") == digests(second)
+    assert comparable(resumed[2]) == pytest.approx(comparable(metrics[2]), rel=1e-5, abs=1e-6)
+
+    trained = evaluated(material, tmp_path / "trained", "--checkpoint", str(second))
+    assert trained != evaluated(material, tmp_path / "base"), "the base plays without the adapters"
+
+    adapter, merged = second / "planner" / "actor", tmp_path / "merged"
+    command = [sys.executable, "-m", "recipe.dag.cli", "merge", str(adapter), "--output", str(merged)]
+    subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=200)
+    base = AutoModelForCausalLM.from_pretrained(material.folder / "model", dtype=torch.float32)
+    ids = torch.arange(3, 23)[None]
+    with torch.no_grad():
+        expected = PeftModel.from_pretrained(base, str(adapter))(ids).logits
+        found = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)(ids).logits
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    refused = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=200)
+    assert refused.returncode == 2 and "already exists; choose another --output" in refused.stderr

@@ -1,0 +1,207 @@
+"""One rank of updates of two adapters on one model: python spmd_adapters.py RANK WORLD MODEL OUT.
+
+Writes OUT/result.pt, what the tests compare, OUT/merged_*, PEFT folders, and OUT/mid/*, a checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+WORKFLOW = """\
+dag_id: adapters
+agents: [{{name: one, policy: a}}, {{name: two, policy: b}}]
+policies:
+  base: {{model: {{path: {model}}}, frozen: true}}
+  a: {{lora: {{base: base, rank: 4}}, lr: 0.01, reference: true}}
+  b: {{lora: {{base: base, rank: 2, alpha: 6, targets: [q_proj, v_proj, up_proj]}}, lr: 0.02, reference: true}}
+algorithm: {{kl_loss_coef: 0.1}}
+nodes:
+  - {{id: one, agent: one}}
+  - {{id: two, agent: two, after: one}}
+  - {{id: reward, reward: score.py:score, after: two}}
+"""
+HISTORY = [("a", 1), ("a", 2), ("b", 3), ("a", 4), ("b", 5)]
+MIDDLE = 3
+"""The number of updates before the checkpoint."""
+
+
+def rows(seed: int) -> list:
+    import torch
+
+    from recipe.dag.types.row import Row
+
+    draw = torch.Generator().manual_seed(seed)
+
+    def some(count: int) -> list[int]:
+        return torch.randint(2, 96, (count,), generator=draw).tolist()
+
+    def row(index: int) -> Row:
+        return Row("u", index, "one", "one", "a", 0, some(5 + index), some(6), [1] * 6, [-3.0] * 6, calls=())
+
+    return [row(index) for index in range(4)]
+
+
+def advantages(seed: int) -> list:
+    import torch
+
+    draw = torch.Generator().manual_seed(seed + 100)
+    return [torch.randn(6, generator=draw) for _ in range(4)]
+
+
+class Trainer:
+    """A worker, and the driver's half of its passes; each rank takes its part of the rows."""
+
+    def __init__(self, config, trained, *, rank: int, world: int):
+        from recipe.dag.policy.adapter_worker import AdapterWorker
+
+        self.rank, self.world = rank, world
+        self.worker = AdapterWorker(config.actor_rollout_ref, "actor_rollout", adapters=tuple(trained))
+        self.worker.init_model()
+        self.engine = self.worker.actor.engine
+
+    def _data(self, seed: int, adapter: str, **meta):
+        from verl.utils import tensordict_utils as tu
+
+        from recipe.dag.train.kernels import to_tensordict
+
+        order = list(range(4))[self.rank :: self.world]
+        data = to_tensordict(rows(seed), order, pad_token_id=0)
+        tu.assign_non_tensor(data, adapter=adapter, calculate_entropy=False, **meta)
+        return order, data
+
+    def log_probs(self, seed: int, adapter: str, *, reference: bool = False) -> dict:
+        from verl.workers.utils.padding import response_from_nested
+
+        order, data = self._data(seed, adapter, compute_loss=False)
+        call = self.worker.compute_ref_log_prob if reference else self.worker.compute_log_prob
+        mask = data["response_mask"]
+        output = response_from_nested(call(data)["log_probs"], mask).unbind()
+        return dict(zip(order, (row.float() for row in output), strict=True))
+
+    def update(self, adapter: str, seed: int) -> None:
+        import torch
+        from verl.utils import tensordict_utils as tu
+
+        columns = {
+            "old_log_probs": self.log_probs(seed, adapter),
+            "ref_log_prob": self.log_probs(seed, adapter, reference=True),
+            "advantages": dict(enumerate(advantages(seed))),
+        }
+        order, data = self._data(seed, adapter, compute_loss=True)
+        for name, column in columns.items():
+            data[name] = torch.nested.as_nested_tensor([column[index] for index in order], layout=torch.jagged)
+        tu.assign_non_tensor(data, distillation_use_topk=False, distillation_only=False, global_batch_size=4.0)
+        tu.assign_non_tensor(data, num_mini_batch=1, epochs=1, seed=0, dataloader_kwargs={"shuffle": False})
+        self.worker.update_actor(data)
+
+    def base(self) -> dict:
+        states = self.engine.module.state_dict()
+        return {name: value.full_tensor().clone() for name, value in states.items() if ".lora_" not in name}
+
+
+def gradients(trainer: Trainer, seed: int) -> dict:
+    """Return the gradients of A and B of adapter a, and the names of all other weights that got one."""
+    found = {}
+    step = trainer.engine.optimizer_step
+
+    def record() -> float:
+        for name, weight in trainer.engine.module.named_parameters():
+            if weight.grad is not None:
+                found[name] = weight.grad.full_tensor().clone()
+        return step()
+
+    trainer.engine.optimizer_step = record
+    trainer.update("a", seed)
+    trainer.engine.optimizer_step = step
+    return found
+
+
+def run(rank: int, world: int, model: str, out: Path) -> None:
+    from recipe.dag.platform.environment import prepare_environment
+    from recipe.dag.settings.compose import compose_config
+
+    prepare_environment("cpu")
+    import torch
+    import torch.distributed as dist
+
+    from recipe.dag.loading.workflow_file import load_workflow
+    from recipe.dag.policy.adapter_config import TrainedAdapter, host_config
+    from recipe.dag.policy.config import policy_config
+    from recipe.dag.settings import defaults
+    from recipe.dag.workflow.adapter_shape import shape_of
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=world)
+    flow = out / f"flow_{rank}.yaml"
+    flow.write_text(WORKFLOW.format(model=model))
+    workflow = load_workflow(flow)
+    lengths = ["data.max_prompt_length=64", "data.max_response_length=64"]
+    composed = compose_config("dag", [f"workflow={flow}", "data.train_files=none", *lengths, *sys.argv[5:]])
+    defaults.apply(composed, defaults.on_cpu(composed))
+    configs = {
+        name: policy_config(composed, workflow, name, model_path=model, updates=100, platform="cpu")
+        for name in ("base", "a", "b")
+    }
+    shapes = {name: shape_of(workflow.policies[name].lora) for name in ("a", "b")}
+    both = [
+        TrainedAdapter(name, shapes[name], configs[name].actor_rollout_ref.actor.optim.lr, updates=100) for name in "ab"
+    ]
+
+    def made(trained) -> Trainer:
+        config = host_config(configs, "base", trained, shapes, platform="cpu")
+        return Trainer(config, trained, rank=rank, world=world)
+
+    result: dict = {"world": world}
+    together = made(both)
+    result["names"] = sorted(together.engine.module.state_dict())
+    result["at_start"] = {name: together.log_probs(9, name) for name in "ab"}
+    result["reference_at_start"] = together.log_probs(9, "a", reference=True)
+    before = together.base()
+    for number, (name, seed) in enumerate(HISTORY):
+        if number == MIDDLE:
+            for adapter in "ab":
+                together.worker.save_adapter(adapter, str(out / "mid" / adapter))
+        others = {adapter: together.engine.whole(adapter) for adapter in "ab" if adapter != name}
+        result["b_was_idle"] = not together.engine.optimizers["b"].state if number < 2 else result["b_was_idle"]
+        together.update(name, seed)
+        same = [equal(together.engine.whole(adapter), pairs) for adapter, pairs in others.items()]
+        result.setdefault("others_same", []).append(all(same))
+    result["base_same"] = all(torch.equal(value, before[name]) for name, value in together.base().items())
+    result["together"] = {name: together.engine.whole(name) for name in "ab"}
+    result["log_probs"] = {name: together.log_probs(9, name) for name in "ab"}
+    result["reference"] = together.log_probs(9, "b", reference=True)
+    result["steps"] = {name: together.engine.schedulers[name].last_epoch for name in "ab"}
+    for name in "ab":
+        together.worker.write_adapter(name, str(out / f"written_{name}"), [])
+    result["alone"] = {}
+    for adapter in both:
+        alone = made([adapter])
+        for name, seed in HISTORY:
+            if name == adapter.name:
+                alone.update(name, seed)
+        result["alone"][adapter.name] = alone.engine.whole(adapter.name)
+    resumed = made(both)
+    for adapter in "ab":
+        resumed.worker.load_adapter(adapter, str(out / "mid" / adapter))
+    for name, seed in HISTORY[MIDDLE:]:
+        resumed.update(name, seed)
+    result["resumed"] = {name: resumed.engine.whole(name) for name in "ab"}
+    result["gradients"] = gradients(together, 7)
+    if rank == 0:
+        torch.save(result, out / "result.pt")
+    dist.destroy_process_group()
+
+
+def equal(one: dict, other: dict) -> bool:
+    import torch
+
+    return all(torch.equal(x, y) for name in one for x, y in zip(one[name], other[name], strict=True))
+
+
+if __name__ == "__main__":
+    rank, world, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[4])
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    run(rank, world, sys.argv[3], out)

@@ -1,0 +1,146 @@
+"""The configuration of adapters' hosts, and the calls of an adapter as a policy."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from recipe.dag.core.errors import UserError
+from recipe.dag.loading.workflow_file import load_workflow
+from recipe.dag.policy.adapter import AdapterPolicy, AdapterWorkers
+from recipe.dag.policy.adapter_config import TrainedAdapter, host_config
+from recipe.dag.policy.config import policy_config
+from recipe.dag.settings.compose import compose_config
+from recipe.dag.train.models import find_models
+from recipe.dag.workflow.adapter_shape import AdapterShape, shape_of
+from tests.policy.spmd_adapters import WORKFLOW
+
+
+@pytest.fixture
+def workflow(tiny_model, tmp_path):
+    (tmp_path / "score.py").write_text("def score(episode): return {}\n")
+    (tmp_path / "flow.yaml").write_text(
+        WORKFLOW.format(model=tiny_model).replace(
+            "frozen: true}", "frozen: true, config: {actor.optim.weight_decay: 0.25}}"
+        )
+    )
+    return load_workflow(tmp_path / "flow.yaml")
+
+
+def configured(workflow, tiny_model, platform: str, shapes=None):
+    run = compose_config("dag", [f"workflow={workflow.path}", "data.train_files=none"])
+    names = ("base", "a", "b")
+    configs = {
+        name: policy_config(run, workflow, name, model_path=str(tiny_model), updates=10, platform="cpu")
+        for name in names
+    }
+    shapes = shapes or {name: shape_of(workflow.policies[name].lora) for name in "ab"}
+    trained = [TrainedAdapter(name, shapes[name], lr=1.0, updates=10) for name in "ab"]
+    return configs, host_config(configs, "base", trained, shapes, platform=platform)
+
+
+def test_the_trainer_and_the_servers_of_adapters_are_configured_at_their_base(workflow, tiny_model):
+    configs, host = configured(workflow, tiny_model, "cpu")
+    node = host.actor_rollout_ref
+    assert node.actor.optim.weight_decay == 0.25 and node.actor.use_kl_loss
+    assert (configs["a"].actor_rollout_ref.actor.optim.lr, configs["b"].actor_rollout_ref.actor.optim.lr) == (
+        0.01,
+        0.02,
+    )
+    assert node.rollout.custom.policy == "base" and node.rollout.load_format == "auto"
+    assert not node.rollout.engine_kwargs.sglang, "the CPU's servers take none"
+
+
+def test_sglang_gets_room_for_all_adapters_and_keeps_its_base(workflow, tiny_model):
+    _, host = configured(workflow, tiny_model, "cuda", {"a": AdapterShape(64, 128.0, ("all-linear",)), "b": SEVEN[0]})
+    node = host.actor_rollout_ref
+    arguments = node.rollout.engine_kwargs.sglang
+    assert (arguments.enable_lora, arguments.max_lora_rank, arguments.max_loras_per_batch) == (True, 64, 3)
+    assert len(arguments.lora_target_modules) == 7 and arguments.enable_weights_cpu_backup
+    assert node.rollout.load_format == "auto", "with dummy weights, SGLang loads no adapter by its path"
+    assert node.actor.fsdp_config.model_dtype == "bf16"
+
+
+SEVEN = [AdapterShape(8, 16.0, targets) for targets in (("q_proj", "v_proj"), ("o_proj", "down_proj"))]
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (("q_proj", "k_proj"), "add q_proj and v_proj"),
+        (("v_proj",), "add q_proj and v_proj"),
+        (("up_proj",), "gate_proj and up_proj together"),
+        (("lm_head",), "SGLang serves no adapter of lm_head"),
+    ],
+)
+def test_layers_that_sglang_would_skip_are_refused(workflow, tiny_model, targets, message):
+    with pytest.raises(UserError, match=f"policies.a.lora.targets: .*{message}"):
+        configured(workflow, tiny_model, "cuda", {"a": AdapterShape(8, 16.0, targets), "b": SEVEN[1]})
+
+
+def test_optimizers_of_8_bits_are_for_whole_weights(workflow, tiny_model):
+    configs, _ = configured(workflow, tiny_model, "cpu")
+    configs["a"].actor_rollout_ref.actor.optim.optimizer = "AdamW8bit"
+    trained = [TrainedAdapter("a", SEVEN[0], lr=1.0, updates=10)]
+    with pytest.raises(UserError, match="policies.base.config: actor.optim.optimizer=AdamW8bit is for whole weights"):
+        host_config(configs, "base", trained, {"a": SEVEN[0]}, platform="cpu")
+
+
+def test_targets_that_the_model_lacks_are_refused_before_anything_starts(workflow):
+    lora = workflow.policies["a"].lora.model_copy(update={"targets": ("qproj",)})
+    policy = workflow.policies["a"].model_copy(update={"lora": lora})
+    wrong = workflow.model_copy(update={"policies": workflow.policies | {"a": policy}})
+    assert find_models(workflow).adapters == {}
+    with pytest.raises(UserError, match="policies.a.lora: Qwen2ForCausalLM has no linear layer `qproj`"):
+        find_models(wrong)
+    policy = policy.model_copy(update={"lora": lora.model_copy(update={"path": "/nowhere"})})
+    wrong = workflow.model_copy(update={"policies": workflow.policies | {"a": policy}})
+    with pytest.raises(UserError, match="policies.a.lora.path: /nowhere is not a folder of PEFT"):
+        find_models(wrong)
+
+
+def test_a_sync_loads_before_it_wakes_and_keeps_the_last_version_alone(workflow, tiny_model, tmp_path):
+    configs, _ = configured(workflow, tiny_model, "cpu")
+    done = []
+
+    class Host:
+        pool, folder = None, SimpleNamespace(name=str(tmp_path / "shared"))
+
+        async def serve(self, name, version, folder):
+            done.append(("serve", name, version))
+
+        async def wake(self, version):
+            done.append(("wake", version))
+
+    def write(name, folder, stale):
+        (tmp_path / "shared" / f"{name}@{folder.rpartition('@')[2]}").mkdir(parents=True)
+        done.append(("write", [old.rpartition("/")[2] for old in stale]))
+
+    policy = AdapterPolicy("a", configs["a"], Host(), trained=True, reference=True, start=None)
+    policy.workers = SimpleNamespace(write_adapter=write)
+    assert policy.canary is None
+    for version in (3, 4, 5):
+        asyncio.run(policy.sync_weights(version))
+    assert done[:3] == [("write", []), ("serve", "a", 3), ("wake", 3)]
+    assert done[3:] == [
+        ("write", []), ("serve", "a", 4), ("wake", 4),
+        ("write", ["a@3"]), ("serve", "a", 5), ("wake", 5),
+    ]  # fmt: skip
+    assert policy.version == 5
+
+
+def test_every_pass_names_its_adapter():
+    calls = []
+    workers = SimpleNamespace(
+        world_size=2, **{name: calls.append for name in AdapterWorkers.__dict__ if "_prob" in name}
+    )
+    workers.update_actor = calls.append
+    from tensordict import TensorDict
+
+    mine = AdapterWorkers(workers, "planner")
+    for method in (mine.compute_log_prob, mine.compute_ref_log_prob, mine.update_actor):
+        method(TensorDict({}, batch_size=[]))
+    assert mine.world_size == 2
+    assert [data["adapter"] for data in calls] == ["planner"] * 3
