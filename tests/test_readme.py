@@ -155,6 +155,8 @@ app/test_doctor_options.py::test_memory_is_that_of_the_plan: needs a model
 --gpu-gb 80
 app/test_new.py::test_it_trains_as_it_is: takes a minute
   bash my_task/run_tiny_cpu.sh
+end_to_end/test_end_to_end_adapters.py::test_adapters_train_resume_bit_equal_and_are_evaluated_and_merged: needs a run
+  verl-dag merge outputs/NAME/checkpoints/global_step_30/planner/actor --output models/planner
 test_reach.py::test_a_module_reaches_its_importers_and_their_tests_but_no_others: runs other tests
   bash tests/run.sh --changed
 test_readme.py::test_commands_work_in_the_order_in_which_they_are_typed: downloads a model
@@ -182,6 +184,7 @@ train/sft/test_sft.py::test_training_lowers_the_loss_and_a_killed_run_ends_like_
 test_shipped.py::test_a_tiny_run_takes_a_seed_before_overrides: takes minutes
   bash recipe/retool_ma/run_tiny_revise_cpu.sh
   for run in run_tiny_cpu run_tiny_transcript_cpu; do bash recipe/retool_ma/$run.sh 1; done
+  bash recipe/retool_ma/run_tiny_lora_cpu.sh
 test_shipped.py::test_gpu_script_without_a_gpu_points_to_the_tiny_run: needs a GPU
   MODEL_PATH=MODEL WANDB_API_KEY=KEY bash recipe/retool_ma/run_qwen2_5-3b.sh
   MODEL_PATH=Qwen/Qwen2.5-3B-Instruct bash recipe/marft/run_qwen2_5-3b_marft.sh trainer.n_gpus_per_node=4
@@ -191,6 +194,7 @@ recipe/marft/run_qwen2_5-3b_marft.sh
   MODEL_PATH=MODEL WORKFLOW=workflows/workflow_debate.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh
   MODEL_PATH=Qwen/Qwen2.5-3B-Instruct bash recipe/retool_ma/run_qwen2_5-3b.sh
   MODEL_PATH=MODEL WORKFLOW=workflows/workflow_retool_ma_separate.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh
+  MODEL_PATH=MODEL WORKFLOW=workflows/workflow_retool_ma_lora.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh
   MODEL_PATH=MODEL WORKFLOW=workflows/workflow_single_agent_tool.yaml bash recipe/retool_ma/run_qwen2_5-3b.sh \
 data.max_response_length=3072
   DATA_DIR=data/competition MODEL_PATH=MODEL bash recipe/retool_ma/run_qwen2_5-3b.sh trainer.total_training_steps=100

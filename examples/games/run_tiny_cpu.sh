@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . recipe/dag/scripts/arguments.sh
 answer_help "$@"
-games="anti_coordination_shared anti_coordination_role_token anti_coordination_separate
+games="anti_coordination_shared anti_coordination_role_token anti_coordination_separate anti_coordination_lora
   separating_simultaneous separating_happo
   climbing_simultaneous climbing_sequential climbing_fast_follower
   relay_2 relay_3 relay_4 relay_5
