@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from recipe.dag.policy import adapter_serving
-from recipe.dag.policy.adapter_serving import AdapterServing, NamingRequests
+from recipe.dag.policy.adapter_serving import AdapterServing
 
 
 class Manager:
@@ -93,8 +93,7 @@ def served(play) -> None:
     async def main() -> None:
         server = Server()
         await server.launch_server()
-        assert isinstance(server.tokenizer_manager, NamingRequests)
-        await asyncio.wait_for(play(server, server.tokenizer_manager._manager), 20)
+        await asyncio.wait_for(play(server, server.tokenizer_manager), 20)
 
     asyncio.run(main())
 

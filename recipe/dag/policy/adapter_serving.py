@@ -51,11 +51,6 @@ class AdapterServing:
         """SGLang's name of a version -> requests that are being answered. Ours, because SGLang's own may be wrong."""
         self.unloading: set[asyncio.Task] = set()
 
-    async def launch_server(self, *args: Any, **kwargs: Any) -> None:
-        await super().launch_server(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]  # of a mixin
-        if hasattr(self, "tokenizer_manager"):  # on the first machine of a server only
-            self.tokenizer_manager = NamingRequests(self.tokenizer_manager)
-
     async def generate(self, *args: Any, adapter: str | None = None, **kwargs: Any) -> Any:
         """Generate with the last version of `adapter`, or with the base. Raises ValueError for one that is unknown."""
         generate = super().generate  # pyright: ignore[reportAttributeAccessIssue]  # of a mixin
@@ -85,6 +80,8 @@ class AdapterServing:
 
         name = _name(adapter, version)
         request = LoadLoRAAdapterReqInput(lora_name=name, lora_path=folder)
+        if not isinstance(self.tokenizer_manager, NamingRequests):
+            self.tokenizer_manager = NamingRequests(self.tokenizer_manager)
         result = await asyncio.wait_for(self.tokenizer_manager.load_lora_adapter(request), LOAD_S)
         if not result.success:
             raise RuntimeError(f"SGLang did not load {name}: {result.error_message}")
