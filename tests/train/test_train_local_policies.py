@@ -13,7 +13,7 @@ from recipe.dag.workflow.schema import Workflow
 def test_a_policy_alone_on_its_gpu_reduces_its_gradients_once(monkeypatch):
     class Runtime:
         def __init__(self, name, config, *_, **__):
-            self.config = config
+            self.name, self.config = name, config
 
         async def start(self):
             pass
