@@ -264,12 +264,12 @@ def test_doctor_refuses_what_a_run_to_fill_caches_cannot_use(verl_dag, tiny_mode
 def test_doctor_trains_one_step_to_fill_caches(tiny_model, tmp_path, zygote, joined_ray):
     model = tmp_path / "model"
     shutil.copytree(tiny_model, model)
-    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    (model / "chat_template.jinja").write_text("w1w0")  # its tokenizer has no tokens for English
     (tmp_path / "triton").mkdir()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
     command = [zygote.python, "-m", "recipe.dag.cli", "doctor", "--warm", str(model), "platform=cpu"]
     done = subprocess.run(command, cwd=tmp_path, env=env | joined_ray, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     assert re.search(rf"ok    kernels     one step took \d+ s; kernels are in {tmp_path}/triton", done.stdout)
     assert not list(tmp_path.glob("verl-dag-warm-*"))
 
@@ -349,7 +349,7 @@ def test_an_evaluation_of_a_checkpoint_for_real(tiny_model, tmp_path, zygote, jo
     def evaluate() -> str:
         command = [zygote.python, "-m", "recipe.dag.cli", *arguments, *overrides]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
         return done.stdout
 
     assert "accuracy 0.3333, 18 episodes, 0 errors" in evaluate()

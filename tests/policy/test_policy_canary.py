@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.platform.rollout_server import RolloutServer
@@ -145,8 +145,10 @@ def test_the_prompt_is_of_the_tokenizers_own_tokens(tiny_model):
     ids = prompt_of(of_bytes, 4096)
     assert ids == list(TEXT[:LENGTH].encode())
     assert prompt_of(of_bytes, 64) == ids[:62]  # verl's server needs room for two tokens more
-    of_words = AutoTokenizer.from_pretrained(tiny_model)  # has no token of the text
-    assert prompt_of(of_words, 4096) == [*range(len(of_words)), *range(LENGTH - len(of_words))]
+    # has no token of the text, and one that the model lacks
+    of_words, size = AutoTokenizer.from_pretrained(tiny_model), AutoConfig.from_pretrained(tiny_model).vocab_size
+    assert prompt_of(of_words, 4096) == [*range(size), *range(LENGTH - size)]
+    assert len(of_words) > size
 
 
 class Served:

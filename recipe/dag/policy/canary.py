@@ -61,7 +61,8 @@ class _Seen:
 def prompt_of(tokenizer: Any, max_len: int) -> list[int]:
     """Return the token ids of the text, or all ids if it has none, repeated or cut to LENGTH; fewer if a server with
     contexts of `max_len` tokens has no room for them and a response."""
-    ids = list(tokenizer.encode(TEXT, add_special_tokens=False)) or list(range(len(tokenizer)))
+    # not len(tokenizer): the model may lack tokens that a tokenizer's class has added
+    ids = list(tokenizer.encode(TEXT, add_special_tokens=False)) or list(range(tokenizer.vocab_size))
     return (ids * -(-LENGTH // len(ids)))[: max(2, min(LENGTH, max_len - 2))]
 
 
