@@ -18,7 +18,6 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from recipe.dag.core.errors import UserError
 from recipe.dag.policy.adapter_config import TrainedAdapter
 from recipe.dag.policy.placement import Pool
 from recipe.dag.policy.policy import PolicyRuntime, run_sync
@@ -115,13 +114,8 @@ class AdapterPolicy(PolicyRuntime):
     def saved(self) -> list[Saved]:
         return [Saved(f"{self.name}/actor", self.workers.world_size, ADAPTER_CONTENTS)]
 
-    def load(self, folder: Path) -> None:
-        try:
-            self.workers.load_adapter(self.name, str(folder / "actor"))
-            if self.canary is not None:
-                self.workers.score_canary(self.canary.prompt)
-        except UserError as error:  # Ray's copy of a worker's error, whose text is a traceback
-            raise UserError(str(getattr(error, "cause", error))) from error
+    def _restore(self, actor: Path, critic: Path) -> None:
+        self.workers.load_adapter(self.name, str(actor))
 
 
 class AdapterWorkers:

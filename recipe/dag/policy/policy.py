@@ -198,13 +198,16 @@ class PolicyRuntime:
     def load(self, folder: Path) -> None:
         """Load what `save` wrote to `folder`. Raises UserError if there is anything else in it."""
         try:
-            self.workers.load_checkpoint(str(folder / "actor"))
-            if self.critic:
-                self.workers.load_critic(str(folder / "critic"))
+            self._restore(folder / "actor", folder / "critic")
             if self.canary is not None:
                 self.workers.score_canary(self.canary.prompt)
         except UserError as error:  # Ray's copy of a worker's error, whose text is a traceback
             raise UserError(str(getattr(error, "cause", error))) from error
+
+    def _restore(self, actor: Path, critic: Path) -> None:
+        self.workers.load_checkpoint(str(actor))
+        if self.critic:
+            self.workers.load_critic(str(critic))
 
 
 def run_sync(sync: CheckpointEngineManager, version: int) -> None:
