@@ -48,6 +48,27 @@ class StockServer:
         assert "enable_weights_cpu_backup" in [field.name for field in dataclasses.fields(stock.ServerArgs)]
         self.args = stock.ServerArgs(model_path=master_address, enable_weights_cpu_backup=True)
 
+    async def sleep(self):
+        self.released = ["kv_cache", "weights"]
+
+    async def release_kv_cache(self):
+        self.released = ["kv_cache"]
+
+
+@pytest.fixture
+def make_server(monkeypatch):
+    """Makes a server with so many changes of its configuration."""
+    stock = ModuleType(STOCK)
+    vars(stock).update(ServerArgs=ServerArgs, SGLangHttpServer=StockServer, SGLangReplica=object)
+    monkeypatch.setitem(sys.modules, STOCK, stock)
+    monkeypatch.setattr("verl.workers.rollout.sglang_rollout.async_sglang_server", stock, raising=False)
+    monkeypatch.delitem(sys.modules, OURS, raising=False)
+    from recipe.dag.policy.sglang_server import PolicyServer
+
+    monkeypatch.setitem(sys.modules, OURS, sys.modules[OURS])  # removed with the rest
+    plain = {"engine_kwargs": {}, "quantization": None, "mtp": {"enable": False}, "custom": {}}
+    return lambda changes, mode: PolicyServer(OmegaConf.create(plain | changes), mode)
+
 
 @pytest.mark.parametrize(
     ("changes", "mode", "copied"),
@@ -60,19 +81,17 @@ class StockServer:
     ],
     ids=["synced", "loaded from disk", "quantized", "drafts", "wanted"],
 )
-def test_only_a_server_whose_weights_are_all_synced_goes_without_the_copy(monkeypatch, changes, mode, copied):
+def test_only_a_server_whose_weights_are_all_synced_goes_without_the_copy(make_server, changes, mode, copied):
     from verl.workers.rollout.replica import RolloutMode
 
-    stock = ModuleType(STOCK)
-    vars(stock).update(ServerArgs=ServerArgs, SGLangHttpServer=StockServer, SGLangReplica=object)
-    monkeypatch.setitem(sys.modules, STOCK, stock)
-    monkeypatch.setattr("verl.workers.rollout.sglang_rollout.async_sglang_server", stock, raising=False)
-    monkeypatch.delitem(sys.modules, OURS, raising=False)
-    from recipe.dag.policy.sglang_server import PolicyServer
-
-    monkeypatch.setitem(sys.modules, OURS, sys.modules[OURS])  # removed with the rest
-    config = OmegaConf.create({"engine_kwargs": {}, "quantization": None, "mtp": {"enable": False}} | changes)
-    server = PolicyServer(config, RolloutMode[mode])
+    server = make_server(changes, RolloutMode[mode])
     asyncio.run(server.launch_server(master_address="model"))
     assert server.args == ServerArgs("model", enable_weights_cpu_backup=copied)
     assert type(server.args) is ServerArgs
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_base_that_fits_beside_the_trainer_stays_while_the_server_sleeps(make_server, keeps):
+    server = make_server({"custom": {"policy": "base", "keeps_weights": keeps}}, None)
+    asyncio.run(server.sleep())
+    assert server.released == (["kv_cache"] if keeps else ["kv_cache", "weights"])

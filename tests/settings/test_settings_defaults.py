@@ -239,9 +239,15 @@ def test_no_gpu_and_too_few_gpus_are_one_line(decided):
         decided("0.5b", machine(2), "actor_rollout_ref.rollout.tensor_model_parallel_size=4")
 
 
+def flow_of(*, frozen: bool = False, model: str = "model", **adapters) -> Workflow:
+    policies = {"p0": {"model": {"path": model}, "frozen": frozen}, **adapters}
+    agents = [{"name": "a", "policy": name} for name in policies]
+    return Workflow(path="w.yaml", dag_id="w", agents=agents, policies=policies, nodes=[])
+
+
 def test_decisions_are_printed_in_words(decided):
     decision, run = decided("3b", machine(1), policies=3)
-    assert list(describe(decision, machine(1), run, trains=True)) == [
+    assert list(describe(decision, machine(1), run, flow_of())) == [
         "GPUs of each machine: 1 of 85.5 GB, all that are visible",
         "micro-batches: 16,384 tokens; offload: param_offload, optimizer_offload",
         "kernels: transformers'; weights gathered once a pass; recomputed in the backward pass: all layers, only the "
@@ -255,9 +261,28 @@ def test_decisions_are_printed_in_words(decided):
     )
     decision, run = decided("7b", machine(1))
     assert next(describe_memory(decision, machine(1))).startswith("warning: memory of p0 on each GPU: does not fit: ")
-    assert list(describe(decision, machine(1), run, trains=False)) == [
+    assert list(describe(decision, machine(1), run, flow_of(frozen=True))) == [
         "GPUs of each machine: 1 of 85.5 GB, all that are visible"
     ]
+
+
+@pytest.mark.parametrize(
+    ("size", "override", "where"),
+    [
+        (CARD, "rollout.keep_base=null", "on the GPU"),
+        (20 * 10**9, "rollout.keep_base=null", "in host memory"),
+        (CARD, "rollout.keep_base=false", "in host memory"),
+    ],
+)
+def test_servers_of_adapters_keep_their_base_where_it_fits(size, override, where, tmp_path):
+    flow = flow_of(frozen=True, model=write_config(tmp_path / "3b", QWEN["3b"]), a={"lora": {"base": "p0"}})
+    run = compose_config("dag", ["workflow=w.yaml", override])
+    decision = decide(run, flow, machine(1, size))
+    apply(run, decision)
+    lines = list(describe(decision, machine(1, size), run, flow))
+    assert lines[-1] == f"servers of adapters keep their base {where} while they sleep"
+    asleep = [phase.servers for phase in decision.memory[0].phases if phase.name != "rollout"]
+    assert set(asleep) == {2 * 3_085_938_688 if where == "on the GPU" else 0}
 
 
 def test_without_gpus_a_run_has_one_process_per_policy():

@@ -84,5 +84,4 @@ def estimate_gpus(workflow: Workflow, config: DictConfig | None, gpu_gb: float |
         hint = "; pass --gpu_gb 80 (scripts: GPU_GB=80)" if gpu_gb is None and not machine.gpu_bytes else ""
         return {"no_gpus": f"Memory of each GPU: not estimated, {decision.unknown}{hint}"}
     apply(config, decision)
-    trains = bool(workflow.trained_policies())
-    return {"gpus": decision.memory, "choices": tuple(describe(decision, machine, config, trains=trains))}
+    return {"gpus": decision.memory, "choices": tuple(describe(decision, machine, config, workflow))}

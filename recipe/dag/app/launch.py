@@ -263,7 +263,7 @@ def choose_defaults(config: DictConfig, workflow: Workflow, platform: str) -> It
     decision = defaults.decide(config, workflow, this_machine, visible=torch.cuda.device_count())
     defaults.apply(config, decision)
     defaults.check_servers(config, workflow)
-    yield from defaults.describe(decision, this_machine, config, trains=bool(workflow.trained_policies()))
+    yield from defaults.describe(decision, this_machine, config, workflow)
     yield from defaults.describe_memory(decision, this_machine)
 
 

@@ -54,7 +54,7 @@ def host_config(
             "small: set actor.optim.optimizer=AdamW and actor.optim.optimizer_impl=torch.optim for this policy"
         )
     with open_dict(config):
-        rollout.custom = {"policy": base}
+        rollout.custom = {"policy": base, "keeps_weights": bool(trained and config.rollout.keep_base)}
         rollout.max_model_len = max(each.actor_rollout_ref.rollout.max_model_len for each in configs.values())
         rollout.load_format = "auto"  # the servers load the base themselves
         if platform != "cpu":

@@ -94,15 +94,17 @@ class AdapterWorker(PolicyWorker):
 
     @register(dispatch_mode=ONE_TO_ALL, blocking=False)
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> None:  # verl's name
-        """Wake the servers: their base is restored from host memory, and they have loaded the adapters themselves."""
-        engine, free = self._engine, self.config.rollout.free_cache_engine
+        """Wake the servers, which have loaded the adapters themselves: they have kept their base, or restore it from
+        host memory."""
+        engine, rollout = self._engine, self.config.rollout
         set_expandable_segments(False)
         if engine.is_param_offload_enabled:
             engine.to("cpu", model=True, optimizer=False, grad=False)
         get_torch_device().empty_cache()
         torch.distributed.barrier()  # the other ranks' memory is free, too
-        if free:
-            await self.rollout.resume(tags=["weights", "kv_cache"])
+        if rollout.free_cache_engine:
+            released = ["kv_cache"] if rollout.custom["keeps_weights"] else ["weights", "kv_cache"]
+            await self.rollout.resume(tags=released)
         set_expandable_segments(True)
 
     def _use(self, adapter: str | None) -> None:

@@ -41,6 +41,12 @@ class PolicyServer(AdapterServing, stock.SGLangHttpServer):
         await asyncio.gather(*[worker.__ray_call__.remote(_nothing) for worker in self.workers])
         await super().launch_server(*args, **kwargs)
 
+    async def sleep(self) -> None:
+        if (self.config.custom or {}).get("keeps_weights"):
+            await self.release_kv_cache()
+        else:
+            await super().sleep()
+
     def _needs_copy(self) -> bool:
         """Return whether a wake-up must restore weights that no sync sends: those of a server that is not synced, of
         drafts, those that quantization derived; or the user wants the copy."""

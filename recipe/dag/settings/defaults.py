@@ -74,6 +74,8 @@ class Decision:
     """Layers recompute their activations in the backward pass."""
     mlp_only: int = 0
     """Layers that recompute their MLP only, in every model."""
+    keep_base: bool = False
+    """Sleeping servers keep the base of adapters on the GPU."""
     memory: tuple[PoolMemory, ...] = ()
     unknown: str | None = None
     """Why the memory could not be estimated."""
@@ -156,6 +158,9 @@ def decide(
             break
     if not config[RUN].model.enable_activation_offload:  # verl's, which recomputes whole layers itself
         decision = _with_least_recompute(config, workflow, decision, available)
+    kept = replace(decision, keep_base=True)
+    if all(estimate_pool(pool, available).fits for pool in _pools(config, workflow, kept)):
+        decision = kept
     pools = _pools(config, workflow, decision)
     return replace(decision, memory=tuple(judge_pool(pool, available) for pool in pools))
 
@@ -242,6 +247,7 @@ def _policy(config: DictConfig, workflow: Workflow, decision: Decision, name: st
         critic=None if critic is None else size_of(critic),
         critic_moments=moments.critic,
         reference=policy.reference,
+        keeps_weights=bool(trained) and policy.frozen and keeps_base(config, decision),
         server_share=float(keys["rollout.gpu_memory_utilization"] or 0.5),
         tensor_parallel=int(keys["rollout.tensor_model_parallel_size"] or 1),
         longest_row=served_length(config, workflow, name),
@@ -270,6 +276,12 @@ def _trainer(keys: PolicyKeys, longest: int, decision: Decision, moments: float)
     )
 
 
+def keeps_base(config: DictConfig, decision: Decision) -> bool:
+    """Return whether sleeping servers keep the base of adapters on the GPU."""
+    written = config.rollout.keep_base
+    return decision.keep_base if written is None else bool(written)
+
+
 def uses_liger(model: DictConfig) -> bool:
     """Return whether a model of this configuration gets Liger's kernels on a GPU, if they know its family."""
     return liger_is_installed() if model.use_liger is None else bool(model.use_liger)
@@ -296,6 +308,7 @@ def apply(config: DictConfig, decision: Decision) -> None:
     with open_dict(config):
         if config.trainer.n_gpus_per_node is None:
             config.trainer.n_gpus_per_node = decision.gpus
+        config.rollout.keep_base = keeps_base(config, decision)
         actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
         if actor.ppo_max_token_len_per_gpu is None:
             actor.ppo_max_token_len_per_gpu = decision.tokens
@@ -326,18 +339,22 @@ def on_cpu(config: DictConfig) -> Decision:
     return Decision(gpus=1, tokens=tokens, offload=None, reshard=False, checkpointing=False)
 
 
-def describe(decision: Decision, machine: Machine, config: DictConfig, *, trains: bool) -> Iterator[str]:
+def describe(decision: Decision, machine: Machine, config: DictConfig, workflow: Workflow) -> Iterator[str]:
     """Yield lines that describe the values that `apply` has written to `config`."""
     sizes = [f"{size / GB:.1f}" for size in machine.gpu_bytes[: decision.gpus]]
     memory = f" of {' and '.join(dict.fromkeys(sizes))} GB" if sizes else ""
     all_visible = ", all that are visible" if decision.all_visible and machine.gpu_bytes else ""
     yield f"GPUs of each machine: {decision.gpus}{memory}{all_visible}"
-    if trains:
+    trained = workflow.trained_policies()
+    if trained:
         actor = config.actor_rollout_ref.actor
         offloads = [key for key in (*OFFLOADS, "offload_policy") if actor.fsdp_config.get(key)]
         size = f"{actor.ppo_max_token_len_per_gpu:,} tokens" if actor.use_dynamic_bsz else "by rows"
         yield f"micro-batches: {size}; offload: {', '.join(offloads) or 'none'}"
         yield _describe_passes(config.actor_rollout_ref)
+        if any(workflow.policies[name].lora for name in trained):
+            where = "on the GPU" if config.rollout.keep_base else "in host memory"
+            yield f"servers of adapters keep their base {where} while they sleep"
 
 
 def _describe_passes(node: DictConfig) -> str:

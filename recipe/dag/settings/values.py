@@ -92,6 +92,7 @@ KINDS: dict[str, ValueKind] = {
     "rollout.processes": ValueKind(
         "auto, or a whole number, 1 or more", lambda value: value == "auto" or COUNT.accepts(value)
     ),
+    "rollout.keep_base": _TRUTH_OR_NULL,
     "report.conversations_file": _TEXT_OR_NULL,
     "validation.n": COUNT,
     "validation.max_samples": or_null(WHOLE),

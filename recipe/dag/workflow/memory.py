@@ -188,6 +188,8 @@ class PolicyOnGpu:
     critic_moments: float = ADAM
     """Bytes per parameter of the critic's optimizer."""
     reference: bool = False
+    keeps_weights: bool = False
+    """Its servers keep their weights on the GPU while they sleep."""
     server_share: float = 0.5
     """Fraction of the memory that is free when the servers start, before division among the pool's policies."""
     tensor_parallel: int = 1
@@ -314,8 +316,18 @@ def _server_shares(pool: Pool, available: int) -> dict[str, int]:
 
 
 def _cache_tokens(policy: PolicyOnGpu, share: int) -> int:
-    weights = BF16 * policy.size.parameters // policy.tensor_parallel
-    return (share - weights) * policy.tensor_parallel // policy.size.cache_bytes_per_token
+    return (share - _served_weights(policy)) * policy.tensor_parallel // policy.size.cache_bytes_per_token
+
+
+def _served_weights(policy: PolicyOnGpu) -> int:
+    return BF16 * policy.size.parameters // policy.tensor_parallel
+
+
+def _asleep(policy: PolicyOnGpu, share: int) -> int:
+    """Return the bytes of a server's share that it keeps while policies train."""
+    if policy.trainer is None:  # servers of frozen policies never sleep
+        return share
+    return _served_weights(policy) if policy.keeps_weights else 0
 
 
 def _phases(pool: Pool, shares: dict[str, int]) -> Iterator[Phase]:
@@ -324,7 +336,7 @@ def _phases(pool: Pool, shares: dict[str, int]) -> Iterator[Phase]:
     weights, optimizer = (sum(part) for part in zip(*resident, strict=True))
     rollout = sum(shares.values())
     yield Phase(name="rollout", weights=weights, optimizer=optimizer, servers=rollout, processes=processes)
-    frozen = sum(shares[policy.name] for policy in pool.policies if policy.trainer is None)
+    asleep = sum(_asleep(policy, shares[policy.name]) for policy in pool.policies)
     for policy in pool.policies:
         for learner in policy.learners():
             own_weights, own_optimizer = resident_bytes(learner.parameters, pool.gpus, learner.options)
@@ -333,7 +345,7 @@ def _phases(pool: Pool, shares: dict[str, int]) -> Iterator[Phase]:
                     "name": f"{phase.name} of {learner.name}",
                     "weights": weights - own_weights + phase.weights,
                     "optimizer": optimizer - own_optimizer + phase.optimizer,
-                    "servers": frozen,
+                    "servers": asleep,
                     "processes": processes,
                 }
                 yield phase.model_copy(update=together)
