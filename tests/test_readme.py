@@ -185,6 +185,10 @@ test_shipped.py::test_a_tiny_run_takes_a_seed_before_overrides: takes minutes
   bash recipe/retool_ma/run_tiny_revise_cpu.sh
   for run in run_tiny_cpu run_tiny_transcript_cpu; do bash recipe/retool_ma/$run.sh 1; done
   bash recipe/retool_ma/run_tiny_lora_cpu.sh
+end_to_end/test_end_to_end_adapters.py::test_marft_trains_adapters_with_critics_and_resumes_bit_equal: takes minutes
+  WEIGHTS=adapters bash recipe/marft/run_tiny_cpu.sh
+end_to_end/test_end_to_end_adapters.py::test_mathchat_trains_adapters_by_the_scores_of_a_coach: takes minutes
+  WEIGHTS=adapters bash recipe/mathchat/run_tiny_cpu.sh
 test_shipped.py::test_gpu_script_without_a_gpu_points_to_the_tiny_run: needs a GPU
   MODEL_PATH=MODEL WANDB_API_KEY=KEY bash recipe/retool_ma/run_qwen2_5-3b.sh
   MODEL_PATH=Qwen/Qwen2.5-3B-Instruct bash recipe/marft/run_qwen2_5-3b_marft.sh trainer.n_gpus_per_node=4

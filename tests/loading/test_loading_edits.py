@@ -137,6 +137,10 @@ def test_a_policy_that_no_agent_needs_any_more_is_removed(tmp_path):
     assert list(workflow.policies) == ["main"] and {agent.policy for agent in workflow.agents} == {"main"}
     with pytest.raises(UserError, match="name one of its keys"):
         load_edited(tmp_path / "w.yaml", split_edits(["~workflow.agents.checker"])[1])
+    added = ["+workflow.policies.third={model: {path: there}}", "workflow.agents.checker.policy=third"]
+    assert load_edited(tmp_path / "w.yaml", split_edits([*shared, *added])[1]).policies["third"].model.path == "there"
+    with pytest.raises(UserError, match="^.workflow.policies.third=.*: policies.third: no agent uses policy"):
+        load_edited(tmp_path / "w.yaml", split_edits(added[:1])[1])
 
 
 def test_without_edits_it_is_the_file(edited, tmp_path):

@@ -206,12 +206,13 @@ def settings(call: list[str]) -> dict[str, str]:
         ((), {}, "0", "1", []),
         (("2", "a.b=1"), {"COACH_WEIGHT": "0"}, "2", "0", ["a.b=1"]),
         (("a.b=1", "c=2"), {"SEED": "3", "COACH_WEIGHT": "0.5"}, "3", "0.5", ["a.b=1", "c=2"]),
+        (("2", "c=2"), {"WEIGHTS": "adapters"}, "2", "1", ["c=2"]),
     ],
 )
 def test_the_stages_share_a_seed_and_runs_of_a_seed_share_model_and_data(
     laptop, arguments, env, seed, weight, overrides
 ):
-    base = "mathchat_tiny" + (f"_seed{seed}" if seed != "0" else "")
+    base = "mathchat_tiny" + "_lora" * ("WEIGHTS" in env) + (f"_seed{seed}" if seed != "0" else "")
     name = base + (f"_coach{weight}" if weight != "1" else "")
     code, (check, data, model, serve, train), _ = laptop.run(*arguments, **env)
     assert code == 0
@@ -226,8 +227,10 @@ def test_the_stages_share_a_seed_and_runs_of_a_seed_share_model_and_data(
     assert (given["trainer.experiment_name"], given["seed"]) == (name, seed)
     assert given["data.val_files"] == f"outputs/{base}/data/test.parquet"
     assert given["workflow.nodes.scores.args.process"] == weight
-    edits = [word for word in train if word.lstrip("~").startswith("workflow.")]
-    coach = load_edited(WORKFLOW, split_edits(edits)[1]).policies["coach"]
+    edits = [word for word in train if word.lstrip("+~").startswith("workflow.")]
+    workflow = load_edited(WORKFLOW, split_edits(edits)[1])
+    assert ("base" in workflow.policies) == ("WEIGHTS" in env)
+    coach = workflow.policies["coach"]
     assert coach.api is not None and coach.api.base_url == "${oc.env:COACH_URL}" and coach.frozen
     assert laptop.servers_left() == []
 

@@ -1,4 +1,4 @@
-"""One rank of updates of two adapters on one model: python spmd_adapters.py RANK WORLD MODEL OUT.
+"""One rank of updates of two adapters and a critic on one model: python spmd_adapters.py RANK WORLD MODEL OUT.
 
 Writes OUT/result.pt, what the tests compare, OUT/merged_*, PEFT folders, and OUT/mid/*, a checkpoint.
 """
@@ -14,16 +14,22 @@ dag_id: adapters
 agents: [{{name: one, policy: a}}, {{name: two, policy: b}}]
 policies:
   base: {{model: {{path: {model}}}, frozen: true}}
-  a: {{lora: {{base: base, rank: 4}}, lr: 0.01, reference: true}}
-  b: {{lora: {{base: base, rank: 2, alpha: 6, targets: [q_proj, v_proj, up_proj]}}, lr: 0.02, reference: true}}
-algorithm: {{kl_loss_coef: 0.1}}
+  a: {{lora: {{base: base, rank: 4}}, lr: 0.01, reference: true, critic: {{lr: 0.03, rank: 3}}}}
+  b:
+    lora: {{base: base, rank: 2, alpha: 6, targets: [q_proj, v_proj, up_proj]}}
+    lr: 0.02
+    reference: true
+    critic: {{share: a}}
+algorithm: {{estimator: gae, kl_loss_coef: 0.1}}
 nodes:
   - {{id: one, agent: one}}
   - {{id: two, agent: two, after: one}}
   - {{id: reward, reward: score.py:score, after: two}}
 """
-HISTORY = [("a", 1), ("a", 2), ("b", 3), ("a", 4), ("b", 5)]
-MIDDLE = 3
+CRITIC = "a/critic"
+NAMES = ("a", CRITIC, "b")
+HISTORY = [("a", 1), ("a", 2), (CRITIC, 8), ("b", 3), (CRITIC, 6), ("a", 4), ("b", 5), (CRITIC, 7)]
+MIDDLE = 4
 """The number of updates before the checkpoint."""
 
 
@@ -80,29 +86,50 @@ class Trainer:
         output = response_from_nested(call(data)["log_probs"], mask).unbind()
         return dict(zip(order, (row.float() for row in output), strict=True))
 
+    def values(self, seed: int) -> dict:
+        from verl.workers.utils.padding import response_from_nested
+
+        order, data = self._data(seed, CRITIC, compute_loss=False)
+        mask = data["response_mask"]
+        output = response_from_nested(self.worker.compute_values(data)["values"], mask).unbind()
+        return dict(zip(order, (row.float() for row in output), strict=True))
+
     def update(self, adapter: str, seed: int) -> None:
         import torch
         from verl.utils import tensordict_utils as tu
 
-        columns = {
-            "old_log_probs": self.log_probs(seed, adapter),
-            "ref_log_prob": self.log_probs(seed, adapter, reference=True),
-            "advantages": dict(enumerate(advantages(seed))),
-        }
+        random = dict(enumerate(advantages(seed)))
+        if adapter == CRITIC:
+            columns = {"values": self.values(seed), "returns": random}
+        else:
+            columns = {
+                "old_log_probs": self.log_probs(seed, adapter),
+                "ref_log_prob": self.log_probs(seed, adapter, reference=True),
+                "advantages": random,
+            }
         order, data = self._data(seed, adapter, compute_loss=True)
         for name, column in columns.items():
             data[name] = torch.nested.as_nested_tensor([column[index] for index in order], layout=torch.jagged)
         tu.assign_non_tensor(data, distillation_use_topk=False, distillation_only=False, global_batch_size=4.0)
         tu.assign_non_tensor(data, num_mini_batch=1, epochs=1, seed=0, dataloader_kwargs={"shuffle": False})
-        self.worker.update_actor(data)
+        (self.worker.update_critic if adapter == CRITIC else self.worker.update_actor)(data)
 
     def base(self) -> dict:
         states = self.engine.module.state_dict()
-        return {name: value.full_tensor().clone() for name, value in states.items() if ".lora_" not in name}
+        return {
+            name: value.full_tensor().clone()
+            for name, value in states.items()
+            if ".lora_" not in name and not name.startswith("value_")
+        }
+
+    def whole(self, adapter: str) -> dict:
+        """Return the adapter's weights, those of a critic with its head."""
+        head = self.engine.whole_head(adapter)
+        return self.engine.whole(adapter) | ({"head": (head["weight"], head["bias"])} if head else {})
 
 
-def gradients(trainer: Trainer, seed: int) -> dict:
-    """Return the gradients of A and B of adapter a, and the names of all other weights that got one."""
+def gradients(trainer: Trainer, adapter: str, seed: int) -> dict:
+    """Return the gradients of an adapter, and of all other weights that got one."""
     found = {}
     step = trainer.engine.optimizer_step
 
@@ -113,7 +140,7 @@ def gradients(trainer: Trainer, seed: int) -> dict:
         return step()
 
     trainer.engine.optimizer_step = record
-    trainer.update("a", seed)
+    trainer.update(adapter, seed)
     trainer.engine.optimizer_step = step
     return found
 
@@ -127,7 +154,7 @@ def run(rank: int, world: int, model: str, out: Path) -> None:
     import torch.distributed as dist
 
     from recipe.dag.loading.workflow_file import load_workflow
-    from recipe.dag.policy.adapter_config import TrainedAdapter, host_config
+    from recipe.dag.policy.adapter_config import host_config, trained_adapters
     from recipe.dag.policy.config import policy_config
     from recipe.dag.settings import defaults
     from recipe.dag.workflow.adapter_shape import shape_of
@@ -141,12 +168,23 @@ def run(rank: int, world: int, model: str, out: Path) -> None:
     composed = compose_config("dag", [f"workflow={flow}", "data.train_files=none", *lengths, *sys.argv[5:]])
     defaults.apply(composed, defaults.on_cpu(composed))
     configs = {
-        name: policy_config(composed, workflow, name, model_path=model, updates=100, platform="cpu")
+        name: policy_config(
+            composed,
+            workflow,
+            name,
+            model_path=model,
+            critic_path=model if name == "a" else None,
+            updates=100,
+            platform="cpu",
+        )
         for name in ("base", "a", "b")
     }
+    configs[CRITIC] = configs["a"]
     shapes = {name: shape_of(workflow.policies[name].lora) for name in ("a", "b")}
-    both = [
-        TrainedAdapter(name, shapes[name], configs[name].actor_rollout_ref.actor.optim.lr, updates=100) for name in "ab"
+    every = [
+        adapter
+        for name in "ab"
+        for adapter in trained_adapters(name, workflow.policies[name], shapes[name], configs[name], None)
     ]
 
     def made(trained) -> Trainer:
@@ -154,41 +192,43 @@ def run(rank: int, world: int, model: str, out: Path) -> None:
         return Trainer(config, trained, rank=rank, world=world)
 
     result: dict = {"world": world}
-    together = made(both)
+    together = made(every)
     result["names"] = sorted(together.engine.module.state_dict())
     result["at_start"] = {name: together.log_probs(9, name) for name in "ab"}
+    result["values_at_start"] = together.values(9)
     result["reference_at_start"] = together.log_probs(9, "a", reference=True)
     before = together.base()
     for number, (name, seed) in enumerate(HISTORY):
         if number == MIDDLE:
-            for adapter in "ab":
+            for adapter in NAMES:
                 together.worker.save_adapter(adapter, str(out / "mid" / adapter))
-        others = {adapter: together.engine.whole(adapter) for adapter in "ab" if adapter != name}
+        others = {adapter: together.whole(adapter) for adapter in NAMES if adapter != name}
         result["b_was_idle"] = not together.engine.optimizers["b"].state if number < 2 else result["b_was_idle"]
         together.update(name, seed)
-        same = [equal(together.engine.whole(adapter), pairs) for adapter, pairs in others.items()]
+        same = [equal(together.whole(adapter), pairs) for adapter, pairs in others.items()]
         result.setdefault("others_same", []).append(all(same))
     result["base_same"] = all(torch.equal(value, before[name]) for name, value in together.base().items())
-    result["together"] = {name: together.engine.whole(name) for name in "ab"}
+    result["together"] = {name: together.whole(name) for name in NAMES}
     result["log_probs"] = {name: together.log_probs(9, name) for name in "ab"}
     result["reference"] = together.log_probs(9, "b", reference=True)
-    result["steps"] = {name: together.engine.schedulers[name].last_epoch for name in "ab"}
-    for name in "ab":
+    result["values"] = together.values(9)
+    result["steps"] = {name: together.engine.schedulers[name].last_epoch for name in NAMES}
+    for name in NAMES:
         together.worker.write_adapter(name, str(out / f"written_{name}"), [])
     result["alone"] = {}
-    for adapter in both:
+    for adapter in every:
         alone = made([adapter])
         for name, seed in HISTORY:
             if name == adapter.name:
                 alone.update(name, seed)
-        result["alone"][adapter.name] = alone.engine.whole(adapter.name)
-    resumed = made(both)
-    for adapter in "ab":
+        result["alone"][adapter.name] = alone.whole(adapter.name)
+    resumed = made(every)
+    for adapter in NAMES:
         resumed.worker.load_adapter(adapter, str(out / "mid" / adapter))
     for name, seed in HISTORY[MIDDLE:]:
         resumed.update(name, seed)
-    result["resumed"] = {name: resumed.engine.whole(name) for name in "ab"}
-    result["gradients"] = gradients(together, 7)
+    result["resumed"] = {name: resumed.whole(name) for name in NAMES}
+    result["gradients"] = {name: gradients(together, name, 7) for name in ("a", CRITIC)}
     if rank == 0:
         torch.save(result, out / "result.pt")
     dist.destroy_process_group()

@@ -6,11 +6,12 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.policy.adapter import AdapterPolicy, AdapterWorkers
-from recipe.dag.policy.adapter_config import TrainedAdapter, host_config
+from recipe.dag.policy.adapter_config import critic_of, host_config, trained_adapters
 from recipe.dag.policy.config import policy_config
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.train.models import find_models
@@ -33,12 +34,33 @@ def configured(workflow, tiny_model, platform: str, shapes=None):
     run = compose_config("dag", [f"workflow={workflow.path}", "data.train_files=none"])
     names = ("base", "a", "b")
     configs = {
-        name: policy_config(run, workflow, name, model_path=str(tiny_model), updates=10, platform="cpu")
+        name: policy_config(
+            run,
+            workflow,
+            name,
+            model_path=str(tiny_model),
+            critic_path=str(tiny_model) if name == "a" else None,
+            updates=10,
+            platform="cpu",
+        )
         for name in names
     }
     shapes = shapes or {name: shape_of(workflow.policies[name].lora) for name in "ab"}
-    trained = [TrainedAdapter(name, shapes[name], lr=1.0, updates=10) for name in "ab"]
+    trained = [each for name in "ab" for each in trained_here(workflow, configs, shapes, name)]
     return configs, host_config(configs, "base", trained, shapes, platform=platform)
+
+
+def trained_here(workflow, configs, shapes, name: str):
+    return [*trained_adapters(name, workflow.policies[name], shapes[name], configs[name], None)]
+
+
+def test_a_critic_has_its_own_optimizer_and_rank(workflow, tiny_model):
+    configs, _ = configured(workflow, tiny_model, "cpu")
+    shape = shape_of(workflow.policies["a"].lora)
+    actor, critic = trained_here(workflow, configs, {"a": shape}, "a")
+    assert (actor.name, actor.optim["lr"], actor.optim["total_training_steps"]) == ("a", 0.01, 10)
+    assert (critic.name, critic.optim["lr"], critic.shape) == ("a/critic", 0.03, AdapterShape(3, 6.0, ("all-linear",)))
+    assert critic.critic["cliprange_value"] == 0.5 and actor.critic is None
 
 
 def test_the_trainer_and_the_servers_of_adapters_are_configured_at_their_base(workflow, tiny_model):
@@ -83,10 +105,14 @@ def test_layers_that_sglang_would_skip_are_refused(workflow, tiny_model, targets
 
 def test_optimizers_of_8_bits_are_for_whole_weights(workflow, tiny_model):
     configs, _ = configured(workflow, tiny_model, "cpu")
-    configs["a"].actor_rollout_ref.actor.optim.optimizer = "AdamW8bit"
-    trained = [TrainedAdapter("a", SEVEN[0], lr=1.0, updates=10)]
-    with pytest.raises(UserError, match="policies.base.config: actor.optim.optimizer=AdamW8bit is for whole weights"):
-        host_config(configs, "base", trained, {"a": SEVEN[0]}, platform="cpu")
+    shapes = {"a": SEVEN[0]}
+    for optim, message in (
+        (configs["a"].critic.optim, "policies.a.critic.config: optim.optimizer=AdamW8bit is for whole weights"),
+        (configs["a"].actor_rollout_ref.actor.optim, "policies.base.config: actor.optim.optimizer=AdamW8bit is for"),
+    ):
+        optim.optimizer = "AdamW8bit"
+        with pytest.raises(UserError, match=message):
+            host_config(configs, "base", trained_here(workflow, configs, shapes, "a"), shapes, platform="cpu")
 
 
 def test_targets_that_the_model_lacks_are_refused_before_anything_starts(workflow):
@@ -119,7 +145,7 @@ def test_a_sync_loads_before_it_wakes_and_keeps_the_last_version_alone(workflow,
         (tmp_path / "shared" / f"{name}@{folder.rpartition('@')[2]}").mkdir(parents=True)
         done.append(("write", [old.rpartition("/")[2] for old in stale]))
 
-    policy = AdapterPolicy("a", configs["a"], Host(), trained=True, reference=True, start=None)
+    policy = AdapterPolicy("a", configs["a"], Host(), trained=True, reference=True, critic=True, start=None)
     policy.workers = SimpleNamespace(write_adapter=write)
     assert policy.canary is None
     for version in (3, 4, 5):
@@ -134,14 +160,17 @@ def test_a_sync_loads_before_it_wakes_and_keeps_the_last_version_alone(workflow,
 
 def test_every_pass_names_its_adapter():
     calls = []
-    workers = SimpleNamespace(
-        world_size=2, **{name: calls.append for name in AdapterWorkers.__dict__ if "_prob" in name}
-    )
-    workers.update_actor = calls.append
+    passes = [name for name in AdapterWorkers.__dict__ if name.startswith(("compute_", "update_"))]
+    workers = SimpleNamespace(world_size=2, **{name: calls.append for name in passes})
     from tensordict import TensorDict
 
-    mine = AdapterWorkers(workers, "planner")
-    for method in (mine.compute_log_prob, mine.compute_ref_log_prob, mine.update_actor):
-        method(TensorDict({}, batch_size=[]))
+    critic = {"use_dynamic_bsz": False, "ppo_max_token_len_per_gpu": 512, "ppo_micro_batch_size_per_gpu": 2}
+    mine = AdapterWorkers(workers, "planner", OmegaConf.create(critic))
+    for name in passes:
+        getattr(mine, name)(TensorDict({}, batch_size=[]))
     assert mine.world_size == 2
-    assert [data["adapter"] for data in calls] == ["planner"] * 3
+    of_critic = {name: "critic" in name or "values" in name for name in passes}
+    assert sum(of_critic.values()) == 2 and len(passes) == 5
+    for name, data in zip(passes, calls, strict=True):
+        assert data["adapter"] == (critic_of("planner") if of_critic[name] else "planner")
+        assert ("micro_batch_size_per_gpu" in data.keys()) == of_critic[name]

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.platform.adapter_weights import merge, read_adapter, target_layers
-from tests.policy.spmd_adapters import advantages, equal, rows
+from tests.policy.spmd_adapters import CRITIC, HISTORY, advantages, equal, rows
 
 SCRIPT = Path(__file__).with_name("spmd_adapters.py")
 FOLDED = ("actor_rollout_ref.actor.fsdp_config.model_dtype=bf16",)
@@ -40,24 +41,25 @@ def trained(request, tiny_model, tmp_path_factory, zygote) -> SimpleNamespace:
 def test_adapters_start_as_their_base(trained):
     for name in "ab":
         assert equal_rows(trained.at_start[name], trained.reference_at_start)
+    assert not any(row.any() for row in trained.values_at_start.values())
 
 
 def test_an_update_changes_one_adapter_and_nothing_else(trained):
-    assert trained.others_same == [True] * 5 and trained.base_same and trained.b_was_idle
-    assert trained.steps == {"a": 3, "b": 2}
+    assert trained.others_same == [True] * len(HISTORY) and trained.base_same and trained.b_was_idle
+    assert trained.steps == {"a": 3, CRITIC: 3, "b": 2}
     assert equal_rows(trained.reference, trained.reference_at_start)
     assert not equal_rows(trained.log_probs["a"], trained.log_probs["b"])
 
 
 @pytest.mark.parametrize("other", ["alone", "resumed"])
 def test_an_adapter_is_bit_equal_to_one_that_is_alone_or_was_resumed_in_the_middle(trained, other):
-    for name, tensors in {"a": 28, "b": 12}.items():
+    for name, tensors in {"a": 28, CRITIC: 28 + 2, "b": 12}.items():
         assert sum(map(len, trained.together[name].values())) == tensors
         assert equal(trained.together[name], getattr(trained, other)[name])
 
 
 def test_the_names_of_the_bases_weights_stay(trained):
-    names = [name for name in trained.names if ".lora_" not in name]
+    names = [name for name in trained.names if ".lora_" not in name and not name.startswith("value_")]
     assert names == sorted(AutoModelForCausalLM.from_pretrained(trained.model).state_dict())
 
 
@@ -77,8 +79,27 @@ def test_peft_and_a_merged_model_give_the_adapters_log_probs(trained):
                 torch.testing.assert_close(row, found[index].detach(), atol=2e-5, rtol=1e-5)
 
 
+def test_peft_loads_a_critic_and_its_head_gives_the_values(trained):
+    folder = trained.out / "written_a_critic"
+    (trained.out / "written_a" / "critic").rename(folder) if not folder.exists() else None
+    base = AutoModelForCausalLM.from_pretrained(trained.model, dtype=torch.float32)
+    if trained.half:
+        base = base.bfloat16().float()
+    body = PeftModel.from_pretrained(base, str(folder)).base_model.model.model
+    head = load_file(folder / "value_head.safetensors")
+    for index, row in enumerate(rows(9)):
+        if index in trained.values:
+            hidden = body(torch.tensor([row.prompt_ids + row.response_ids])).last_hidden_state[0].detach()
+            values = (hidden @ head["weight"].T + head["bias"])[len(row.prompt_ids) - 1 : -1, 0]
+            assert values.abs().max() > 1e-3
+            torch.testing.assert_close(trained.values[index], values, atol=2e-5, rtol=1e-4)
+
+
 def test_gradients_are_those_of_peft_and_the_base_has_none(trained):
-    assert all("lora_" in name and name.endswith("_a") for name in trained.gradients)
+    own = {f"value_{part}_{CRITIC}" for part in ("weight", "bias")}
+    assert own < trained.gradients[CRITIC].keys()
+    for adapter, found in trained.gradients.items():
+        assert all("lora_" in name and name.endswith(f"_{adapter}") for name in found.keys() - own)
     base = AutoModelForCausalLM.from_pretrained(trained.model, dtype=torch.float32)
     if trained.half:
         base = base.bfloat16().float()
@@ -92,8 +113,8 @@ def test_gradients_are_those_of_peft_and_the_base_has_none(trained):
     loss.backward()
     expected = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     norm = torch.cat([grad.flatten() for grad in expected.values()]).norm().clamp(min=1.0)  # clipped, after our record
-    assert len(expected) == len(trained.gradients) == 28 and float(norm) > 0
-    for name, gradient in trained.gradients.items():
+    assert len(expected) == len(trained.gradients["a"]) == 28 and float(norm) > 0
+    for name, gradient in trained.gradients["a"].items():
         layer, _, part = name.rpartition(".")
         theirs = expected[f"base_model.model.{layer}.{part.removesuffix('_a')}.default.weight"]
         torch.testing.assert_close(gradient, theirs, atol=1e-5, rtol=1e-3)

@@ -111,6 +111,15 @@ def test_shared_weights_are_one_setting(script):
     assert workflow.trained_policies() == (first,) and list(workflow.policies) == [first, "coach"]
 
 
+def test_adapters_are_on_one_frozen_model_which_the_coach_is_unless_it_has_another(script):
+    trained = AGENTS[script.recipe]
+    workflow = script.workflow(WEIGHTS="adapters")
+    assert workflow.trained_on("base") == trained == workflow.trained_policies() and len(workflow.policies) == 4
+    assert workflow.agents[3].policy == "base" and {workflow.policies[name].lr for name in trained} == {1e-5}
+    assert script.workflow(WEIGHTS="adapters", COACH_MODEL_PATH="m").agents[3].policy == "coach"
+    assert script.workflow("sk-Secret.1", WEIGHTS="adapters").policies["coach"].api is not None
+
+
 def test_data_files_of_the_callers_own(script):
     missing = f"test.parquet does not exist; make it: {MAKES_DATA[script.recipe]}"
     script.expect_refusal(missing, script.model, "--", "data.train_files=mine.jsonl", DATA_DIR=f"{script.data}/none")
@@ -132,7 +141,7 @@ def test_data_files_of_the_callers_own(script):
         (("{model}", "--help"), {}, "KEY is a placeholder or an option"),
         (("{model}", "--", "word"), {}, "'word' is not key=value"),
         (("{data}",), {}, "has no config.json"),
-        (("{model}",), {"WEIGHTS": "tied"}, "separate or shared"),
+        (("{model}",), {"WEIGHTS": "tied"}, "separate, shared or adapters"),
         (("{model}",), {"CONFIG": "large"}, "has no large.yaml"),
         (("{model}",), {"COACH_MODEL": "a, key_env: HOME"}, "no model's name has"),
         (("{model}",), {"COACH_PROVIDER": "google"}, "must be vertex"),

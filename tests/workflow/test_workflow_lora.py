@@ -65,7 +65,12 @@ P = "{lora: {base: base, rank: 8}, lr: 1.0e-4}"
          "p.lora.base", "policy `base` is behind an API"),
         (P, "{lora: {base: base}, model: {path: x}}", "p.model", "an adapter has the model of its base"),
         (P, "{lora: {base: base}, gpus: 1}", "p.gpus", "set this in `policies.base`"),
-        (P, "{lora: {base: base}, critic: {}}", "p.critic", "an adapter cannot have a critic"),
+        (P, "{lora: {base: base}, critic: {}}", "p.critic", "estimator `grpo` does not use values"),
+        (P, "{lora: {base: base}, critic: {model: {path: x}}}", "p.critic.model", "on the model of its base"),
+        (P, "{lora: {base: base, path: x}, critic: {rank: 4}}", "p.critic.rank", "starts at `lora.path`, too"),
+        ("frozen: true,", "critic: {rank: 4},", "base.critic.rank", "only the critic of an adapter has a rank"),
+        (P, "{lora: {base: base}, critic: {config: {optim.clip_grad: 1.0, fsdp.param_offload: true}}}",
+         'p.critic.config["fsdp.param_offload"]', "policy `p` is an adapter; set this in `policies.base.config`"),
         (P, "{lora: {base: base}, api: {model: gpt-4o}}", "p.lora", "remove `lora` or `api`"),
         (P, "{lora: {base: base}, config: {rollout.dtype: float32}}", 'p.config["rollout.dtype"]',
          "policy `p` is an adapter; set this in `policies.base.config`"),
@@ -75,8 +80,7 @@ P = "{lora: {base: base, rank: 8}, lr: 1.0e-4}"
         (P, "{lora: {base: base, rank: 8, path: x}}", "p.lora.rank", "the folder at `path` determines this"),
         (P, "{lora: {base: base, path: x}, reference: true}", "p.reference", "the reference would be the base"),
         (P, '{lora: {base: base, path: "${x}"}}', "p.lora.path", "write `${oc.env:NAME}`"),
-        ("nodes:", "algorithm: {estimator: gae}\nnodes:", "p.lora", "estimator `gae` needs a critic, which an adapter"),
-        ("nodes:", "algorithm: {estimator: mappo}\nnodes:", "q.lora", "needs a critic, which an adapter cannot have"),
+        ("nodes:", "algorithm: {estimator: gae}\nnodes:", "p", "estimator `gae` needs a critic; add `critic: {}`"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_at_its_place(load, old, new, place, message):
@@ -86,6 +90,16 @@ def test_a_mistake_is_one_line_at_its_place(load, old, new, place, message):
     lines = str(caught.value).splitlines()
     place = place if place.startswith("nodes") else f"policies.{place}"
     assert any(f": {place}: " in line and message in line for line in lines), lines
+
+
+def test_mappo_has_a_critic_for_the_adapters_of_each_base(load):
+    own = TEXT.replace(", lr: 1.0e-4}", ", critic: {}}").replace("alpha: 3}}", "alpha: 3}, critic: {}}")
+    own = own.replace("nodes:", "algorithm: {estimator: mappo}\nnodes:")
+    with pytest.raises(WorkflowError, match="needs one critic for all policies of a model; write `critic: {share: p}`"):
+        load(own)
+    load(own.replace("alpha: 3}, critic: {}}", "alpha: 3}, critic: {share: p}}"))
+    other = "  other: {model: {path: OTHER}, frozen: true}\n  p:"
+    load(own.replace("  p:", other).replace("{base: base, targets", "{base: other, targets"))
 
 
 def test_a_base_that_no_agent_uses_is_used_by_its_adapters(load):
@@ -102,6 +116,10 @@ def test_the_plan_counts_the_base_once_and_each_adapter(load, tiny_model, tmp_pa
         p.parameters == 2 * 8 * (64 + 48 + 48 + 64 + 3 * 96)
         and p.weights + p.gradients + p.optimizer == 16 * p.parameters
     )
+    valued = TEXT.replace("MODEL", str(tiny_model)).replace("lr: 1.0e-4}", "critic: {rank: 4}}")
+    valued = valued.replace("alpha: 3}}", "alpha: 3}, critic: {share: p}}")
+    _, with_critic, sharing = estimate_states(load(valued.replace("nodes:", "algorithm: {estimator: gae}\nnodes:")))
+    assert (with_critic.critic, sharing.critic) == (16 * (p.parameters // 2 + 32 + 1), 0)
     assert q.parameters == 2 * 16 * (64 + 48) and q.serving == 2 * q.parameters
     folder = tmp_path / "adapter"
     folder.mkdir()

@@ -38,7 +38,7 @@ class Edit:
     keys: tuple[str, ...]
     value: Any
     removes: bool = False
-    """The argument removes the key from the file: `~workflow.algorithm.group_by`."""
+    """The argument removes the key from the file: `~workflow.algorithm.group_by`. With `+`, it may add a policy."""
 
 
 def split_edits(arguments: Iterable[str]) -> tuple[list[str], list[Edit]]:
@@ -138,6 +138,9 @@ def _paths(data: dict[str, Any], edit: Edit) -> Iterator[KeyPath]:
     if not rest:
         example = f"workflow.{block}.{next(iter(names), kind)}.<key>=VALUE"
         raise UserError(f"{edit.argument}: name one of them, as in {example}")
+    if block == "policies" and len(rest) == 1 and edit.argument.startswith("+"):
+        yield block, rest[0]
+        return
     if rest[0] != EVERY and rest[0] not in names:
         _refuse_included(data, edit, rest[0])
         hint = did_you_mean(rest[0], names)

@@ -18,10 +18,10 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from recipe.dag.policy.adapter_config import TrainedAdapter
+from recipe.dag.policy.adapter_config import TrainedAdapter, critic_of
 from recipe.dag.policy.placement import Pool
 from recipe.dag.policy.policy import PolicyRuntime, run_sync
-from recipe.dag.policy.shards import ADAPTER_CONTENTS, Saved
+from recipe.dag.policy.shards import Saved, adapters_saved
 from recipe.dag.report.phases import announce
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -75,15 +75,23 @@ class AdapterPolicy(PolicyRuntime):
     """An adapter on a host that has been started."""
 
     def __init__(
-        self, name: str, config: DictConfig, host: AdapterHost, *, trained: bool, reference: bool, start: str | None
+        self,
+        name: str,
+        config: DictConfig,
+        host: AdapterHost,
+        *,
+        trained: bool,
+        reference: bool,
+        critic: bool,
+        start: str | None,
     ):
         """`start`: the PEFT folder of an adapter that is not trained; None: it is the base."""
-        super().__init__(name, config, host.pool, trained=trained, reference=reference)
+        super().__init__(name, config, host.pool, trained=trained, reference=reference, critic=critic)
         self.host, self.from_folder = host, start
 
     async def start(self) -> None:
         if self.trained:
-            self.workers = AdapterWorkers(self.host.workers, self.name)
+            self.workers = AdapterWorkers(self.host.workers, self.name, self.config.critic)
             self.canary = await self.host.canary_of(self.name, self.workers, adapter=self.name)
         elif self.from_folder is not None:
             await self.host.serve(self.name, 0, Path(self.from_folder))
@@ -110,19 +118,24 @@ class AdapterPolicy(PolicyRuntime):
 
     def save(self, folder: Path, step: int) -> None:
         self.workers.save_adapter(self.name, str(folder / "actor"))
+        if self.critic:
+            self.workers.save_adapter(critic_of(self.name), str(folder / "critic"))
 
     def saved(self) -> list[Saved]:
-        return [Saved(f"{self.name}/actor", self.workers.world_size, ADAPTER_CONTENTS)]
+        return [*adapters_saved(self.name, self.workers.world_size, critic=self.critic)]
 
     def _restore(self, actor: Path, critic: Path) -> None:
         self.workers.load_adapter(self.name, str(actor))
+        if self.critic:
+            self.workers.load_adapter(critic_of(self.name), str(critic))
 
 
 class AdapterWorkers:
-    """The workers of a host, whose passes compute with one adapter."""
+    """The workers of a host, whose passes compute with one policy's adapters."""
 
-    def __init__(self, workers: Any, adapter: str):
-        self._workers, self._adapter = workers, adapter
+    def __init__(self, workers: Any, adapter: str, critic: DictConfig):
+        """`critic`: verl's configuration, with the sizes of the critic's micro-batches."""
+        self._workers, self._adapter, self._critic = workers, adapter, critic
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._workers, name)
@@ -136,9 +149,25 @@ class AdapterWorkers:
     def update_actor(self, data: TensorDict) -> Any:
         return self._workers.update_actor(self._named(data))
 
+    def compute_values(self, data: TensorDict) -> Any:
+        return self._workers.compute_values(self._named_critic(data))
+
+    def update_critic(self, data: TensorDict) -> Any:
+        return self._workers.update_critic(self._named_critic(data))
+
     def score_canary(self, prompt: list[int]) -> Any:
         return self._workers.score_canary(prompt, self._adapter)
 
     def _named(self, data: TensorDict) -> TensorDict:
         tu.assign_non_tensor(data, adapter=self._adapter)
+        return data
+
+    def _named_critic(self, data: TensorDict) -> TensorDict:
+        tu.assign_non_tensor(
+            data,
+            adapter=critic_of(self._adapter),
+            use_dynamic_bsz=self._critic.use_dynamic_bsz,
+            max_token_len_per_gpu=self._critic.ppo_max_token_len_per_gpu,
+            micro_batch_size_per_gpu=self._critic.ppo_micro_batch_size_per_gpu,
+        )
         return data

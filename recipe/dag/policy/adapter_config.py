@@ -6,13 +6,15 @@ servers' are those of the base, with room for every adapter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.workflow.adapter_shape import ALL_LINEAR, AdapterShape
+from recipe.dag.workflow.adapter_shape import ALL_LINEAR, AdapterShape, critic_shape
+from recipe.dag.workflow.agent_schema import Policy
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """SGLang's name for all of them, `all`, would also take memory for adapters of the embeddings."""
@@ -20,15 +22,32 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 @dataclass(frozen=True, slots=True)
 class TrainedAdapter:
-    """An adapter that a host trains."""
+    """An adapter that a host trains: the actor of a policy, or its critic."""
 
     name: str
     shape: AdapterShape
-    lr: float
-    updates: int
-    """Number of the run's steps in which it is updated."""
+    optim: dict[str, Any]
+    """verl's configuration of its optimizer."""
     start: str | None = None
     """The PEFT folder to start at."""
+    critic: dict[str, Any] | None = None
+    """verl's configuration of a critic, which has a value head; None for an actor."""
+
+
+def critic_of(name: str) -> str:
+    """Return the name of the critic's adapter, which is its folder in a checkpoint, too."""
+    return f"{name}/critic"
+
+
+def trained_adapters(
+    name: str, policy: Policy, shape: AdapterShape, config: DictConfig, start: str | None
+) -> Iterator[TrainedAdapter]:
+    """Yield what is trained of an adapter policy: its actor and, if it has one of its own, its critic."""
+    actor = OmegaConf.to_container(config.actor_rollout_ref.actor.optim, resolve=True)
+    yield TrainedAdapter(name, shape, actor, start)  # pyright: ignore[reportArgumentType]  # a mapping is a dict
+    if policy.critic is not None and policy.critic.share is None:
+        critic: Any = OmegaConf.to_container(config.critic, resolve=True)
+        yield TrainedAdapter(critic_of(name), critic_shape(shape, policy.critic), critic["optim"], start, critic)
 
 
 def host_config(
@@ -47,12 +66,15 @@ def host_config(
     Raises UserError.
     """
     config = configs[trained[0].name if trained else base].copy()
-    rollout, optim = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor.optim
-    if trained and optim.optimizer.endswith("8bit"):
-        raise UserError(
-            f"policies.{base}.config: actor.optim.optimizer={optim.optimizer} is for whole weights; adapters are "
-            "small: set actor.optim.optimizer=AdamW and actor.optim.optimizer_impl=torch.optim for this policy"
-        )
+    rollout = config.actor_rollout_ref.rollout
+    for adapter in trained:
+        if (optimizer := adapter.optim["optimizer"]).endswith("8bit"):
+            actor = adapter.critic is None
+            where, key = (base, "actor.optim") if actor else (adapter.name.replace("/", "."), "optim")
+            raise UserError(
+                f"policies.{where}.config: {key}.optimizer={optimizer} is for whole weights; adapters are small: set "
+                f"{key}.optimizer=AdamW and {key}.optimizer_impl=torch.optim there"
+            )
     with open_dict(config):
         rollout.custom = {"policy": base, "keeps_weights": bool(trained and config.rollout.keep_base)}
         rollout.max_model_len = max(each.actor_rollout_ref.rollout.max_model_len for each in configs.values())

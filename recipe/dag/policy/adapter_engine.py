@@ -2,7 +2,7 @@
 
 Invariant: a pass computes with the model and the adapter in use, or with the model alone; an update changes the adapter
 in use and nothing else. Adapters are fp32 and sharded like the model, whose names of weights stay. An adapter's history
-does not depend on the other adapters.
+does not depend on the other adapters. The adapter of a critic has a value head in place of the output embeddings.
 """
 
 from __future__ import annotations
@@ -11,19 +11,25 @@ import types
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from safetensors.torch import load_file, save_file
+from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.functional import linear
+from transformers.modeling_outputs import TokenClassifierOutput
+from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config.optimizer import build_optimizer
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
 
 from recipe.dag.platform.adapter_weights import Pairs, read_adapter, target_layers, write_adapter
 from recipe.dag.policy.adapter_config import TrainedAdapter
 from recipe.dag.policy.engine import PolicyEngine
+from recipe.dag.workflow.adapter_shape import HEAD
 
 
 class Active:
@@ -55,7 +61,28 @@ def install(model: Any, adapters: tuple[TrainedAdapter, ...], *, seed: int) -> A
             if "lora" not in vars(layer):
                 vars(layer)["lora"] = active
                 layer.forward = types.MethodType(_forward, layer)
+    critics = [adapter.name for adapter in adapters if adapter.critic is not None]
+    if critics:
+        _install_heads(model, critics, active)
     return active
+
+
+def _install_heads(model: Any, critics: list[str], active: Active) -> None:
+    """Give the model a value head of zeros for each critic, and its forward pass the values of the critic in use."""
+    width, device = model.config.get_text_config().hidden_size, model.get_output_embeddings().weight.device
+    for name in critics:
+        for part, shape in (("weight", (1, width)), ("bias", (1,))):
+            model.register_parameter(f"value_{part}_{name}", nn.Parameter(torch.zeros(shape, device=device)))
+    score = model.forward
+
+    def forward(self: Any, *args: Any, **inputs: Any) -> Any:
+        if active.name not in critics:
+            return score(*args, **inputs)
+        head = (getattr(self, f"value_{part}_{active.name}").float() for part in ("weight", "bias"))
+        hidden = self.base_model(*args, **inputs).last_hidden_state
+        return TokenClassifierOutput(logits=linear(hidden.float(), *head))
+
+    model.forward = types.MethodType(forward, model)
 
 
 def _forward(self: Any, hidden: Tensor) -> Tensor:
@@ -106,16 +133,15 @@ class AdapterEngine(PolicyEngine):
         return module
 
     def _build_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        run = self.optimizer_config
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.schedulers: dict[str, Any] = {}
-        for adapter in self.adapters:
-            # verl's constructors read the configuration of the engine
-            self.optimizer_config = replace(run, lr=adapter.lr, total_training_steps=adapter.updates)
-            weights = [weight for pair in _weights(module, adapter.name).values() for weight in pair]
-            optimizer = self.optimizers[adapter.name] = build_optimizer(weights, self.optimizer_config)
-            self.schedulers[adapter.name] = super()._build_lr_scheduler(optimizer)
-        self.optimizer_config = run
+        self.optimizer_configs = {each.name: omega_conf_to_dataclass(each.optim) for each in self.adapters}
+        for name, config in self.optimizer_configs.items():
+            self.optimizer_config = config  # verl's constructors read that of the engine
+            weights = [weight for pair in _weights(module, name).values() for weight in pair]
+            weights += _head(module, name).values()
+            optimizer = self.optimizers[name] = build_optimizer(weights, config)
+            self.schedulers[name] = super()._build_lr_scheduler(optimizer)
         return self.optimizers[self.adapters[0].name]
 
     def _build_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
@@ -127,7 +153,24 @@ class AdapterEngine(PolicyEngine):
             self.active.name = None
             return
         self.optimizer, self.lr_scheduler = self.optimizers[name], self.schedulers[name]
+        self.optimizer_config = self.optimizer_configs[name]
         self.active.name, self.active.scale = name, self._adapter(name).shape.scale
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict, dict]:
+        inputs, output_args = super().prepare_model_inputs(micro_batch)
+        if self._uses_critic:
+            inputs.pop("scored", None)
+        return inputs, output_args
+
+    def prepare_model_outputs(self, output, output_args: dict, micro_batch: TensorDict, logits_processor_func) -> dict:
+        # verl's function for values, which needs nothing of its class
+        values = partial(FSDPEngineWithValueHead.prepare_model_outputs, self)
+        prepare: Any = values if self._uses_critic else super().prepare_model_outputs
+        return prepare(output, output_args, micro_batch, logits_processor_func)
+
+    @property
+    def _uses_critic(self) -> bool:
+        return self.active.name is not None and self._adapter(self.active.name).critic is not None
 
     @contextmanager
     def disable_adapter(self) -> Iterator[None]:
@@ -148,12 +191,20 @@ class AdapterEngine(PolicyEngine):
         pairs = _weights(self.module, name)
         return {layer: (_whole(a, device), _whole(b, device)) for layer, (a, b) in pairs.items()}
 
+    @torch.no_grad()
+    def whole_head(self, name: str) -> dict[str, Tensor]:
+        """Return the weights of a critic's value head; {} for an actor. A collective."""
+        device = self.device_mesh.device_type
+        return {part: _whole(weight, device) for part, weight in _head(self.module, name).items()}
+
     def write(self, name: str, folder: Path, *, leads: bool, dtype: torch.dtype = torch.float32) -> None:
         """Write the adapter as a PEFT folder, in the processes that lead. A collective."""
-        pairs = self.whole(name)
+        pairs, head = self.whole(name), self.whole_head(name)
         if leads:
             pairs = {layer: (a.to(dtype), b.to(dtype)) for layer, (a, b) in pairs.items()}
             write_adapter(folder, self._adapter(name).shape, pairs, self.model_config.path)
+            if head:
+                save_file(head, folder / HEAD)
 
     def state_file(self, folder: Path) -> Path:
         """Return this rank's file of an optimizer's and a scheduler's state."""
@@ -177,6 +228,10 @@ class AdapterEngine(PolicyEngine):
         for layer, pair in weights.items():
             for weight, saved in zip(pair, pairs[layer], strict=True):
                 _fill(weight, saved.to(self.device_mesh.device_type, weight.dtype))
+        if head := _head(self.module, name):
+            saved_head = load_file(folder / HEAD)
+            for part, weight in head.items():
+                _fill(weight, saved_head[part].to(self.device_mesh.device_type))
         state = torch.load(self.state_file(folder), weights_only=True)
         self.optimizers[name].load_state_dict(state["optimizer"])
         self.schedulers[name].load_state_dict(state["scheduler"])
@@ -187,6 +242,12 @@ def _weights(module: nn.Module, name: str) -> dict[str, tuple[nn.Parameter, nn.P
     keys = f"lora_A_{name}", f"lora_B_{name}"
     layers = {layer: [child._parameters.get(key) for key in keys] for layer, child in module.named_modules()}
     return {layer: (a, b) for layer, (a, b) in layers.items() if a is not None and b is not None}
+
+
+def _head(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
+    """Return the weight and the bias of a critic's value head; {} for an actor."""
+    parts = {part: module._parameters.get(f"value_{part}_{name}") for part in ("weight", "bias")}
+    return {part: weight for part, weight in parts.items() if weight is not None}
 
 
 def _whole(tensor: Tensor, device: str) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ import torch
 from tensordict import TensorDict
 from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as tu
+from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_torch_device, set_expandable_segments
+from verl.workers.engine_workers import TrainingWorker
+from verl.workers.utils.losses import value_loss
 
 from recipe.dag.policy.adapter_config import TrainedAdapter
 from recipe.dag.policy.adapter_engine import AdapterEngine
@@ -39,6 +43,15 @@ class AdapterWorker(PolicyWorker):
 
     def engine_class(self) -> type[AdapterEngine]:
         return type("AdapterEngine", (AdapterEngine,), {"adapters": self.adapters})
+
+    @register(dispatch_mode=ONE_TO_ALL)
+    def init_model(self) -> None:
+        super().init_model()
+        assert self.actor is not None
+        configs = {adapter.name: adapter.critic for adapter in self.adapters if adapter.critic is not None}
+        losses = {name: partial(value_loss, config=omega_conf_to_dataclass(each)) for name, each in configs.items()}
+        policy_loss = self.actor.loss_fn
+        self.actor.set_loss_fn(lambda **inputs: losses.get(self.used or "", policy_loss)(**inputs))
 
     @property
     def canary_scores(self) -> list[float] | None:
@@ -70,6 +83,20 @@ class AdapterWorker(PolicyWorker):
     def update_actor(self, data: TensorDict) -> TensorDict | None:
         self._use(_adapter_of(data))
         return super().update_actor(data)
+
+    @register(dispatch_mode=ACTOR)
+    def compute_values(self, data: TensorDict) -> TensorDict | None:
+        self._use(_adapter_of(data))
+        return super().compute_values(data)
+
+    @register(dispatch_mode=ACTOR)
+    def update_critic(self, data: TensorDict) -> TensorDict | None:
+        self._use(_adapter_of(data))
+        return super().update_critic(data)
+
+    def _critic(self) -> TrainingWorker:
+        assert self.actor is not None
+        return self.actor  # whose engine computes with the critic's adapter and head
 
     @register(dispatch_mode=ONE_TO_ALL)
     def save_adapter(self, name: str, folder: str) -> None:

@@ -18,13 +18,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.flatten import flatten
-from recipe.dag.workflow.adapter_shape import CONFIG, WEIGHTS
+from recipe.dag.workflow.adapter_shape import CONFIG, HEAD, WEIGHTS
 from recipe.dag.workflow.schema import Workflow
 
 SHARDS = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
 """verl's name of a content -> the prefix of its files."""
-ADAPTER_CONTENTS = ("optimizer", "adapter")
-"""What a checkpoint has of an adapter; the state of its scheduler is in the optimizer's files."""
+ADAPTERS = {"adapter": (CONFIG, WEIGHTS), "head": (HEAD,)}
+"""What a checkpoint has of an adapter and of a critic's head, besides the optimizer, whose files have the scheduler."""
 VISIBLE_S = 30
 """Seconds after which one machine must see on a shared file system what another has written."""
 
@@ -37,7 +37,14 @@ class Saved:
     """Relative to the checkpoint, such as `main/actor`."""
     world_size: int
     contents: tuple[str, ...]
-    """verl's names: model, optimizer, extra, hf_model; or ADAPTER_CONTENTS."""
+    """verl's names: model, optimizer, extra, hf_model; or `optimizer` and names out of ADAPTERS."""
+
+
+def adapters_saved(policy: str, world_size: int, *, critic: bool) -> Iterator[Saved]:
+    """Yield what is saved of an adapter policy, with a `critic` of its own or without."""
+    yield Saved(f"{policy}/actor", world_size, ("optimizer", "adapter"))
+    if critic:
+        yield Saved(f"{policy}/critic", world_size, ("optimizer", "adapter", "head"))
 
 
 def missing_files(step_folder: Path, models: Iterable[Saved]) -> Iterator[str]:
@@ -50,8 +57,8 @@ def missing_files(step_folder: Path, models: Iterable[Saved]) -> Iterator[str]:
                 yield from (f"{model.folder}/{name}" for name in names if not _is_whole(folder / name))
             elif kind == "hf_model" and not any(_files(folder / "huggingface", (".safetensors", ".bin"))):
                 yield f"{model.folder}/huggingface/*.safetensors"
-            elif kind == "adapter":
-                yield from (f"{model.folder}/{name}" for name in (CONFIG, WEIGHTS) if not (folder / name).is_file())
+            elif kind in ADAPTERS:
+                yield from (f"{model.folder}/{name}" for name in ADAPTERS[kind] if not (folder / name).is_file())
 
 
 def check_written(step_folder: Path, models: Iterable[Saved], *, patience_s: float = VISIBLE_S) -> None:
@@ -106,11 +113,12 @@ def _contents(facts: dict[str, Any], config: DictConfig, workflow: Workflow, key
         policy = workflow.policies.get(name)
         if policy is None:
             continue
+        critic = name in facts.get("critics", ()) and policy.critic is not None
         if policy.lora is not None:
-            yield Saved(f"{name}/actor", world_size, ADAPTER_CONTENTS)
+            yield from adapters_saved(name, world_size, critic=critic)
             continue
         models = {"actor": ("actor_rollout_ref.actor", "actor.", policy.config)}
-        if name in facts.get("critics", ()) and policy.critic is not None:
+        if critic and policy.critic is not None:
             models["critic"] = ("critic", "", policy.critic.config)
         for folder, (branch, prefix, overrides) in models.items():
             # what the policy overrides applies, else the run's configuration; a critic has its actor's strategy

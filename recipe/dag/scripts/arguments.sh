@@ -22,6 +22,23 @@ find_trackers() {
   [ "$names" = "$1" ] || trackers=("trainer.logger=[$names]")
 }
 
+# find_adapters LR AGENT ...: set `adapters` to the settings that make the policies with these names adapters of one frozen
+# model, if $WEIGHTS is `adapters`; else it is empty. LR is their learning rate.
+find_adapters() {
+  local agent
+  adapters=()
+  case ${WEIGHTS:-separate} in
+    separate) return ;;
+    adapters) ;;
+    *) echo "error: WEIGHTS=$WEIGHTS: it must be separate or adapters" >&2; exit 2 ;;
+  esac
+  # shellcheck disable=SC2016  # the variable is read by the configuration
+  adapters=('+workflow.policies.base={model: {path: "${oc.env:MODEL_PATH}"}, frozen: true}')
+  for agent in "${@:2}"; do
+    adapters+=("~workflow.policies.$agent.model" "workflow.policies.$agent.lora.base=base" "workflow.policies.$agent.lr=$1")
+  done
+}
+
 # answer_help "$@": print the script's header and end if the first argument asks for help. The script has gone to the
 # repository's root by one `cd`.
 answer_help() {

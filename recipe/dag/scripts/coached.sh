@@ -71,7 +71,11 @@ train_coached() {
   [[ ${COACH_MODEL:-} =~ ^[A-Za-z0-9._:/@-]*$ ]] || refuse "COACH_MODEL has characters that no model's name has"
   case ${COACH_PROVIDER:-vertex} in vertex) ;; *) refuse "COACH_PROVIDER=$COACH_PROVIDER: it must be vertex, or unset" ;; esac
   [ -z "${COACH_PROVIDER:-}" ] || [ -z "$key${COACH_URL:-}" ] || refuse "COACH_PROVIDER takes neither KEY nor COACH_URL"
-  case ${WEIGHTS:-separate} in separate | shared) ;; *) refuse "WEIGHTS=$WEIGHTS: it must be separate or shared" ;; esac
+  case ${WEIGHTS:-separate} in
+    separate | shared) adapters=() ;;
+    adapters) find_adapters 1.0e-5 "${agents[@]}" ;;
+    *) refuse "WEIGHTS=$WEIGHTS: it must be separate, shared or adapters" ;;
+  esac
 
   if [ -e "$(absolute "$model")" ]; then
     [ -f "$(absolute "$model")/config.json" ] || refuse "MODEL: $model has no config.json"
@@ -80,7 +84,7 @@ train_coached() {
   local data=data/$recipe workflow=workflows/workflow_$recipe.yaml
   [ -z "${DATA_DIR:-}" ] || data=$(absolute "$DATA_DIR")
 
-  settings=("model_path=$(quoted "$model")")
+  settings=("model_path=$(quoted "$model")" ${adapters[@]+"${adapters[@]}"})
   for part in train test; do
     case "$* " in *"data.${part/test/val}_files="*) continue ;; esac
     settings+=("data.${part/test/val}_files=$(quoted "$data/$part.parquet")")
@@ -114,6 +118,8 @@ train_coached() {
     # shellcheck disable=SC2016  # the variable is read by the configuration
     [ -z "${COACH_URL:-}" ] || coach+=', base_url: "${oc.env:COACH_URL}"'
     settings+=('~workflow.policies.coach.model' "workflow.policies.coach.api={$coach}")
+  elif [ "${WEIGHTS:-}" = adapters ] && [ -z "${COACH_MODEL_PATH:-}" ]; then
+    settings+=(workflow.agents.coach.policy=base '~workflow.policies.coach')  # the same frozen model
   fi
   settings+=(${extra_settings[@]+"${extra_settings[@]}"})
   launch "$recipe" "$workflow" "${settings[@]}" "$@"

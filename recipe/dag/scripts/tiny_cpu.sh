@@ -6,8 +6,9 @@ check_arguments "$@"
 [ "$(uname -s)" = Linux ] || { echo "error: the sandbox needs Linux (on Windows: WSL2)" >&2; exit 2; }
 . "$(dirname "${BASH_SOURCE[0]}")/cpu_env.sh"
 
-# tiny_name NAME SEED: the run's name; another base model ($BASE_STEPS, for a quick look) belongs to other stages
-tiny_name() { echo "$(with_seed "$1" "$2")${BASE_STEPS:+_base$BASE_STEPS}"; }
+# tiny_name NAME SEED: the run's name; adapters ($WEIGHTS) and another base model ($BASE_STEPS, for a quick look) belong to
+# other stages
+tiny_name() { echo "$(with_seed "$1$([ "${WEIGHTS:-}" != adapters ] || echo _lora)" "$2")${BASE_STEPS:+_base$BASE_STEPS}"; }
 
 # make_model NAME SEED WORKFLOW TEACHER [options of recipe.tiny.build]; $BASE_STEPS overrides --steps
 make_model() {
@@ -33,13 +34,14 @@ train() {
 
 # tiny_run RECIPE[/VARIANT] WORKFLOW DATA_OPTIONS MODEL_OPTIONS "$@": the complete run of recipe/RECIPE, on arithmetic
 # problems and with its own teacher. $WORKFLOW replaces WORKFLOW; the options go to recipe/tiny/arithmetic.py and
-# recipe.tiny.build.
+# recipe.tiny.build. The settings of $adapters come before those of "$@".
 tiny_run() {
   local recipe=${1%%/*} run=${1//\//_} workflow=${WORKFLOW:-$2} data_options=$3 model_options=$4 seed name
   shift 4
   seed=$(seed_of "$@")
   [ "${1:-}" != "$seed" ] || shift
   name=$(tiny_name "${run}_tiny" "$seed")
+  set -- ${adapters[@]+"${adapters[@]}"} "$@"
   check "$seed" "$workflow" "recipe/$recipe/config" "$@"
   # shellcheck disable=SC2086  # options are words
   python recipe/tiny/arithmetic.py --local_dir "outputs/$name/data" $data_options --test_size 64 --seed "$seed"

@@ -27,7 +27,7 @@ from recipe.dag.workflow.memory import (
     PolicyOnGpu,
     Pool,
     PoolMemory,
-    adapter_sizes,
+    adapter_parameters,
     critic_path,
     estimate_pool,
     judge_pool,
@@ -239,7 +239,8 @@ def _policy(config: DictConfig, workflow: Workflow, decision: Decision, name: st
     trained, size = workflow.trained_on(name), size_of(policy.model.path)
     trainer = _trainer(keys, longest_row(config), decision, moments.actor) if trained else None
     if trainer is not None and policy.frozen:
-        trainer = replace(trainer, adapters=sum(adapter_sizes(workflow, name, size).values()))
+        parts = (sum(adapter_parameters(workflow, each, size)) for each in trained)
+        trainer = replace(trainer, adapters=sum(parts))
     return PolicyOnGpu(
         name=name,
         size=size,

@@ -17,6 +17,7 @@ from recipe.dag.settings.learned_config import repeated_keys
 from recipe.dag.settings.typed import Typed
 from recipe.dag.settings.verl_run import says_the_same
 from recipe.dag.workflow.moves import pooled
+from recipe.dag.workflow.overrides import OWN_OF_CRITICS
 from recipe.dag.workflow.schema import Workflow
 
 RUN = "actor_rollout_ref"
@@ -203,8 +204,11 @@ def _unmet(key: str, config: DictConfig, workflow: Workflow) -> str | None:
     """Return the message for a key that needs another key's value, if that key has a different one, or policies with
     whole weights, if there are none."""
     trained = [workflow.policies[name] for name in workflow.trained_policies()]
-    if key.startswith(f"{RUN}.actor.checkpoint.") and trained and all(policy.lora is not None for policy in trained):
-        return "a checkpoint always has all of an adapter; remove it"
+    if trained and all(policy.lora is not None for policy in trained):
+        if key.startswith((f"{RUN}.actor.checkpoint.", "critic.checkpoint.")):
+            return "a checkpoint always has all of an adapter; remove it"
+        if key.startswith("critic.") and not key.removeprefix("critic.").startswith(OWN_OF_CRITICS):
+            return "critics of adapters are computed by their base's trainer; set this below actor_rollout_ref"
     if key not in NEEDS:
         return None
     other, fits, message = NEEDS[key]

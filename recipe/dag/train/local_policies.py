@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from recipe.dag.core.tasks import together
 from recipe.dag.policy.adapter import AdapterHost, AdapterPolicy
-from recipe.dag.policy.adapter_config import TrainedAdapter, host_config
+from recipe.dag.policy.adapter_config import host_config, trained_adapters
 from recipe.dag.policy.config import policy_config
 from recipe.dag.policy.encoder import start_encoder
 from recipe.dag.policy.placement import Pool, create
@@ -46,14 +46,17 @@ async def start_policies(
                 run,
                 workflow,
                 model_path=models.policies[base],
-                critic_path=models.critics.get(base),
                 processes=sum(spec.groups(platform)),
                 sharing=len(spec.policies),
                 offload_between_turns=len(spec.policies) > 1 and trained > 1,
                 platform=platform,
             )
             configs = {
-                name: make(name, updates=actor_updates(workflow, name, run.trainer.total_training_steps))
+                name: make(
+                    name,
+                    critic_path=models.critics.get(name),
+                    updates=actor_updates(workflow, name, run.trainer.total_training_steps),
+                )
                 for name in (base, *workflow.adapters_of(base))
             }
             for policy in _on_one_model(workflow, configs, pool, models, platform=platform):
@@ -83,23 +86,26 @@ def _on_one_model(
         return
     shapes = {name: shape_of(lora) for name in adapters if (lora := workflow.policies[name].lora) is not None}
     trained_here = [
-        TrainedAdapter(
-            name,
-            shapes[name],
-            lr=configs[name].actor_rollout_ref.actor.optim.lr,
-            updates=configs[name].actor_rollout_ref.actor.optim.total_training_steps,
-            start=models.adapters.get(name),
-        )
+        adapter
         for name in workflow.trained_on(base)
+        for adapter in trained_adapters(
+            name, workflow.policies[name], shapes[name], configs[name], models.adapters.get(name)
+        )
     ]
     config = host_config(configs, base, trained_here, shapes, platform=platform)
     host = AdapterHost(base, config, pool, trained_here)
     yield host
     for name in adapters:
         spec = workflow.policies[name]
-        start = models.adapters.get(name)
-        trained = not spec.frozen
-        yield AdapterPolicy(name, configs[name], host, trained=trained, reference=spec.reference, start=start)
+        yield AdapterPolicy(
+            name,
+            configs[name],
+            host,
+            trained=not spec.frozen,
+            reference=spec.reference,
+            critic=name in models.critics,
+            start=models.adapters.get(name),
+        )
 
 
 def open_mixing(

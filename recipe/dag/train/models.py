@@ -53,6 +53,8 @@ def find_models(workflow: Workflow) -> ModelPaths:
         critic = workflow.policies[name].critic
         if critic is not None and critic.share is not None:
             _check_vocabulary(workflow, policies, name, critic.share)
+        elif critic is not None and workflow.policies[name].lora is not None:
+            critics[name] = policies[workflow.base_of(name)]
         elif critic is not None:
             critics[name] = _critic(workflow.policies[name], critic, name)
     return ModelPaths(policies, critics, _adapters(workflow, policies), _encoder(workflow, policies))
@@ -116,7 +118,9 @@ def _critic(policy: Policy, critic: Critic, name: str) -> str:
 
 def _check_vocabulary(workflow: Workflow, paths: dict[str, str], name: str, owner: str) -> None:
     # a critic reads token ids, so they must have the same meaning for all policies that share it
-    one, other = (load_tokenizer(workflow.policies[policy].model, paths[policy]) for policy in (name, owner))
+    one, other = (
+        load_tokenizer(workflow.policies[policy].model, paths[workflow.base_of(policy)]) for policy in (name, owner)
+    )
     if one.get_vocab() != other.get_vocab():
         raise UserError(
             f"policies.{name}.critic.share: {owner} and {name} have different vocabularies, and a critic reads token "

@@ -7,15 +7,17 @@ that differ among layers, biases) is refused, because servers ignore it silently
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.workflow.agent_schema import Lora
+from recipe.dag.workflow.agent_schema import Critic, Lora
 from recipe.dag.workflow.interpolation import resolve_env
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+HEAD = "value_head.safetensors"
+"""The value head of a critic, beside them: `weight` [1, hidden] and `bias` [1]."""
 ALL_LINEAR = "all-linear"
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_rslora": (None, False),
@@ -53,6 +55,12 @@ def shape_of(lora: Lora, where: str = "") -> AdapterShape:
     if lora.path is not None:
         return read_shape(resolve_env(lora.path, where), where)
     return AdapterShape(lora.rank, lora.scaled_alpha, lora.targets)
+
+
+def critic_shape(policy: AdapterShape, critic: Critic) -> AdapterShape:
+    """Return the shape of an adapter policy's own critic."""
+    rank = critic.rank or policy.rank
+    return replace(policy, rank=rank, alpha=policy.scale * rank)
 
 
 def read_shape(folder: str | Path, where: str = "") -> AdapterShape:

@@ -221,6 +221,9 @@ class Critic(Frozen):
     """Passes over the rows of a step."""
     mini_batches: int = Field(default=1, ge=1)
     """Optimizer steps per pass."""
+    rank: int | None = Field(default=None, ge=1)
+    """Rank of the critic of an adapter, which is an adapter on the same base, with a value head; by default that of the
+    policy."""
     config: dict[str, Any] = {}
     """Dotted or nested overrides of verl's `critic`."""
 

@@ -14,7 +14,7 @@ from itertools import product
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.frozen import Frozen
-from recipe.dag.workflow.adapter_shape import ALL_LINEAR, shape_of
+from recipe.dag.workflow.adapter_shape import ALL_LINEAR, critic_shape, shape_of
 from recipe.dag.workflow.model_size import ModelSize, UnknownSize, size_of
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.trainer_memory import (
@@ -130,12 +130,13 @@ def _states(workflow: Workflow, name: str, environ: Mapping[str, str] | None, mo
 def _adapter_states(workflow: Workflow, base: str, environ: Mapping[str, str] | None) -> dict[str, PolicyMemory]:
     """Return the states of the adapters on a policy's model."""
     try:
-        sizes = adapter_sizes(workflow, base, size_of(workflow.policies[base].model.path, environ), trained=False)
+        size = size_of(workflow.policies[base].model.path, environ)
+        sizes = {name: adapter_parameters(workflow, name, size) for name in workflow.adapters_of(base)}
     except (UnknownSize, UserError) as unknown:
         names = workflow.adapters_of(base)
         return {name: PolicyMemory(policy=name, parameters=None, unknown=str(unknown)) for name in names}
     states = {}
-    for name, parameters in sizes.items():
+    for name, (parameters, critic) in sizes.items():
         trained = 0 if workflow.policies[name].frozen else parameters
         states[name] = PolicyMemory(
             policy=name,
@@ -144,22 +145,24 @@ def _adapter_states(workflow: Workflow, base: str, environ: Mapping[str, str] | 
             gradients=trained * GRADIENT,
             optimizer=trained * ADAM,
             reference=0,
-            critic=0,
+            critic=critic * (MASTER + GRADIENT + ADAM),
             serving=parameters * BF16,
         )
     return states
 
 
-def adapter_sizes(workflow: Workflow, base: str, size: ModelSize, *, trained: bool = True) -> dict[str, int]:
-    """Return the numbers of parameters of the adapters on a policy's model; with `trained`, of those that are trained.
-    Raises UserError for an adapter in a folder that cannot be read."""
-    sizes = {}
-    for name in workflow.trained_on(base) if trained else workflow.adapters_of(base):
-        if (lora := workflow.policies[name].lora) is not None:
-            shape = shape_of(lora, f"policies.{name}.lora.path")
-            targets = None if shape.targets == (ALL_LINEAR,) else shape.targets
-            sizes[name] = size.adapter_parameters(shape.rank, targets)
-    return sizes
+def adapter_parameters(workflow: Workflow, name: str, size: ModelSize) -> tuple[int, int]:
+    """Return the numbers of parameters of an adapter on a model, and of its own critic; (0, 0) for a policy that is no
+    adapter. Raises UserError for an adapter in a folder that cannot be read."""
+    lora, critic = workflow.policies[name].lora, workflow.policies[name].critic
+    if lora is None:
+        return 0, 0
+    shape = shape_of(lora, f"policies.{name}.lora.path")
+    targets = None if shape.targets == (ALL_LINEAR,) else shape.targets
+    own = size.adapter_parameters(shape.rank, targets)
+    if critic is None or critic_path(workflow, name) is None:
+        return own, 0
+    return own, size.adapter_parameters(critic_shape(shape, critic).rank, targets) + size.hidden + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,15 @@ from recipe.dag.workflow.node import CRITIC_KINDS, KINDS, Kind, Node
 from recipe.dag.workflow.parse_model import show_value
 from recipe.dag.workflow.verl_keys import rows_key, why_not
 
+OWN_OF_CRITICS = ("optim.", "loss_", "ppo_", "use_dynamic_bsz")
+"""Beginnings of the keys that the critic of an adapter has itself; its base's trainer has the others."""
+
 
 def check_overrides(draft: Draft) -> Iterator[Problem]:
     values: dict[tuple[str, bool, str], tuple[Any, KeyPath]] = {}
     for policy, critic, key, value, path in _overrides(draft):
         adapter = draft.policies[policy]
-        if adapter is not None and adapter.lora is not None:
+        if adapter is not None and adapter.lora is not None and not (critic and key.startswith(OWN_OF_CRITICS)):
             message = f"policy `{policy}` is an adapter; set this in `policies.{adapter.lora.base}.config`"
             yield draft.source.problem(path, message, key=True)
             continue

@@ -24,16 +24,9 @@ def check_lora(draft: Draft, policy: Policy, lora: Lora, path: KeyPath) -> Itera
     for key, message in (
         ("model", "an adapter has the model of its base; remove `model` or `lora`"),
         ("gpus", f"an adapter is on the GPUs of its base; set this in `policies.{lora.base}`"),
-        ("critic", "an adapter cannot have a critic; remove it, or write `model` in place of `lora`"),
     ):
         if key in policy.model_fields_set:
             yield problem((*path, key), message, key=True)
-    if draft.algorithm.needs_values and not policy.frozen:
-        message = (
-            f"estimator `{draft.algorithm.estimator}` needs a critic, which an adapter cannot have; choose another "
-            "estimator, or write `model` in place of `lora`"
-        )
-        yield problem((*path, "lora"), message, key=True)
     if not lora.targets:
         yield problem((*path, "lora", "targets"), "must not be empty; write `all-linear`, or names of linear layers")
     yield from _check_base(draft, lora, path)
@@ -74,6 +67,9 @@ def _check_folder(draft: Draft, policy: Policy, lora: Lora, path: KeyPath) -> It
     for key in ("rank", "alpha", "targets"):
         if key in lora.model_fields_set:
             yield problem((*here, key), "the folder at `path` determines this; remove it", key=True)
+    if policy.critic is not None and policy.critic.rank is not None:
+        message = "the critic starts at `lora.path`, too, whose folder determines this; remove it"
+        yield problem((*path, "critic", "rank"), message, key=True)
     if policy.reference and not policy.frozen:
         message = "the reference would be the base, not the adapter at `lora.path`; remove one of the two"
         yield problem((*path, "reference"), message, key=True)

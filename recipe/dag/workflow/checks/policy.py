@@ -100,8 +100,6 @@ def _check_critic(draft: Draft, name: str, policy: Policy) -> Iterator[Problem]:
     problem, critic = draft.source.problem, policy.critic
     path: KeyPath = ("policies", name, "critic")
     needed = draft.algorithm.needs_values
-    if policy.lora is not None:  # check_lora refuses a critic
-        return
     if critic is None:
         if needed and not policy.frozen and not draft.reported("policies", name, "critic"):
             message = f"estimator `{draft.algorithm.estimator}` needs a critic; add `critic: {{}}` to policy `{name}`"
@@ -112,7 +110,12 @@ def _check_critic(draft: Draft, name: str, policy: Policy) -> Iterator[Problem]:
     elif not (needed or draft.algorithm.may_read_values) and not draft.reported("algorithm", "estimator"):
         message = f"estimator `{draft.algorithm.estimator}` does not use values; remove the critic, or choose `gae`"
         yield problem(path, message, key=True)
-    if critic.model is not None:
+    if critic.rank is not None and policy.lora is None:
+        yield problem((*path, "rank"), "only the critic of an adapter has a rank; remove it", key=True)
+    if critic.model is not None and policy.lora is not None:
+        message = "the critic of an adapter is on the model of its base; remove it"
+        yield problem((*path, "model"), message, key=True)
+    elif critic.model is not None:
         yield from _check_model(draft, critic.model, (*path, "model"))
         if critic.model.tokenizer_path is not None:
             message = "a critic reads the tokens of its policy; remove `tokenizer_path`"
@@ -130,9 +133,9 @@ def _check_central(draft: Draft) -> Iterator[Problem]:
     central: dict[tuple[str, str | None], str] = {}
     for name in (*shared, *owners):
         if owners.get(name) == name:
-            central.setdefault(_vocabulary(policies[name]), name)
+            central.setdefault(_vocabulary(draft, policies[name]), name)
     for name, owner in owners.items():
-        first = central[_vocabulary(policies[name])] if owner == name else name
+        first = central[_vocabulary(draft, policies[name])] if owner == name else name
         if first != name and not draft.reported("policies", name, "critic"):
             message = (
                 f"estimator `{draft.algorithm.estimator}` needs one critic for all policies of a model; write "
@@ -141,8 +144,9 @@ def _check_central(draft: Draft) -> Iterator[Problem]:
             yield draft.source.problem(("policies", name, "critic"), message, key=True)
 
 
-def _vocabulary(policy: Policy) -> tuple[str, str | None]:
-    return policy.model.path, policy.model.tokenizer_path
+def _vocabulary(draft: Draft, policy: Policy) -> tuple[str, str | None]:
+    base = policy if policy.lora is None else draft.policies.get(policy.lora.base) or policy
+    return base.model.path, base.model.tokenizer_path
 
 
 def _check_share(draft: Draft, name: str, critic: Critic, target: str, path: KeyPath) -> Iterator[Problem]:
