@@ -80,9 +80,10 @@ def score(hidden: Tensor, weight: Tensor, scored: Scored, backend: str) -> tuple
     if backend == TRITON and _fits_triton(hidden):
         from verl.utils.kernel.linear_cross_entropy import linear_cross_entropy
 
-        log_probs, entropy = linear_cross_entropy(
-            hidden.contiguous(), weight.contiguous(), scored.tokens, temperature, "none"
-        )
+        from recipe.dag.policy.frozen_head import frozen_cross_entropy
+
+        function = linear_cross_entropy if weight.requires_grad else frozen_cross_entropy
+        log_probs, entropy = function(hidden.contiguous(), weight.contiguous(), scored.tokens, temperature, "none")
     else:
         from verl.utils.experimental.torch_functional import FusedLinearForPPOFunction
 
