@@ -60,7 +60,12 @@ def test_needed_are_the_layers_for_every_token_and_the_output_embeddings_for_sam
     weights = layers * (3 * width * mlp + 4 * width * width)
     attention = layers * width * sum(length**2 for length in lengths)  # causal: half of all pairs
     needed = 6 * (weights * sum(lengths) + attention + vocabulary * width * sampled)
-    assert ModelFlops(QWEN, None, 1e12).needed(Pass("update", lengths, 1.0, sampled)) == pytest.approx(needed)
+    update = Pass("update", lengths, 1.0, sampled)
+    assert ModelFlops(QWEN, None, 1e12).needed(update) == pytest.approx(needed)
+    on_frozen = ModelFlops(QWEN, None, 1e12, adapter=True)
+    fewer = 2 * (weights * sum(lengths) + vocabulary * width * sampled)
+    assert on_frozen.needed(update) == pytest.approx(needed - fewer), "no gradients of weights"
+    assert on_frozen.needed(Pass("log_prob", lengths, 1.0, sampled)) == pytest.approx(needed), "of which a third counts"
 
 
 @pytest.mark.parametrize(("tied", "embeddings"), [(True, 6400), (False, 12800)])

@@ -64,6 +64,8 @@ class ModelFlops:
     """Used for model families without a formula in verl; None if unknown."""
     peak: float
     """Peak FLOP/s of all devices of the policy's trainer together."""
+    adapter: bool = False
+    """The model is frozen, and an adapter on it is trained, whose own FLOPs, about a hundredth, are not counted."""
 
     def of_update(self, lengths: Sequence[int]) -> float | None:
         """Return the FLOPs of a forward and a backward pass over sequences of these lengths by verl's formula, which
@@ -75,13 +77,20 @@ class ModelFlops:
 
     def needed(self, done: Pass) -> float | None:
         """Return the FLOPs that an update like `done` needs: looking up input embeddings takes none, and output
-        embeddings are multiplied for sampled tokens only; None where unknown."""
+        embeddings are multiplied for sampled tokens only. An update of an adapter needs no gradients of the weights of
+        linear layers. None where unknown."""
         flops, config = self.of_update(done.lengths), self.config.get_text_config()
         if flops is None:
             return None
-        tied = self.config.model_type not in ESTIMATE_FUNC and config.tie_word_embeddings
+        formula = ESTIMATE_FUNC.get(self.config.model_type)
+        tied = formula is None and config.tie_word_embeddings
         counted = (1 if tied else 2) * sum(done.lengths)  # verl's formulas count both, tied or not
-        return flops - 6.0 * config.vocab_size * config.hidden_size * (counted - done.sampled)
+        left_out = 6.0 * config.vocab_size * config.hidden_size * (counted - done.sampled)
+        if not (self.adapter and done.kind == "update"):
+            return flops - left_out
+        # without sequences, the formulas count no attention
+        linear = flops if formula is None else formula(self.config, sum(done.lengths), [], 1.0) * 1e12
+        return flops - left_out - (linear - left_out) / 3
 
     def utilization(self, done: Pass, flops: float | None) -> float | None:
         """Return the share of the devices' peak that the pass used, in [0, 1], if its update takes `flops`."""
@@ -91,9 +100,8 @@ class ModelFlops:
 
 
 def find_flops(policy: PolicyRuntime) -> ModelFlops | None:
-    """Return the FLOPs of the policy's model and devices; None for an adapter, whose update needs fewer than the
-    formulas count, on a CPU, and on devices that verl's table lacks."""
-    if get_device_name() == "cpu" or isinstance(policy, AdapterPolicy):
+    """Return the FLOPs of the policy's model and devices; None on a CPU, and on devices that verl's table lacks."""
+    if get_device_name() == "cpu":
         return None
     peak = policy.workers.execute_func_rank_zero(get_device_flops, "B")  # "B": without a unit prefix, in FLOP/s
     if not math.isfinite(peak):
@@ -104,7 +112,7 @@ def find_flops(policy: PolicyRuntime) -> ModelFlops | None:
     except UnknownSize:
         parameters = None
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    return ModelFlops(config, parameters, peak * policy.workers.world_size)
+    return ModelFlops(config, parameters, peak * policy.workers.world_size, adapter=isinstance(policy, AdapterPolicy))
 
 
 def throughput_metrics(passes: Sequence[Pass], flops: ModelFlops | None) -> dict[str, float]:
