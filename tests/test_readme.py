@@ -181,6 +181,8 @@ train/sft/test_sft.py::test_training_lowers_the_loss_and_a_killed_run_ends_like_
 data.train_files=data/train.parquet
 train/sft/test_sft.py::test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one: trains
   verl-dag sft data/train.parquet --val data/val.parquet --model MODEL --output outputs/sft
+train/sft/test_sft.py::test_an_adapter_is_trained_resumed_and_a_policy_starts_at_it: trains
+  verl-dag sft data/train.parquet --model MODEL --output outputs/sft_planner lora.rank=16 optim.lr=5e-5
 test_shipped.py::test_a_tiny_run_takes_a_seed_before_overrides: takes minutes
   bash recipe/retool_ma/run_tiny_revise_cpu.sh
   for run in run_tiny_cpu run_tiny_transcript_cpu; do bash recipe/retool_ma/$run.sh 1; done

@@ -26,8 +26,8 @@ class TrainedAdapter:
 
     name: str
     shape: AdapterShape
-    optim: dict[str, Any]
-    """verl's configuration of its optimizer."""
+    optim: Any
+    """verl's configuration of its optimizer, as a dict or as verl's object."""
     start: str | None = None
     """The PEFT folder to start at."""
     critic: dict[str, Any] | None = None
@@ -44,7 +44,7 @@ def trained_adapters(
 ) -> Iterator[TrainedAdapter]:
     """Yield what is trained of an adapter policy: its actor and, if it has one of its own, its critic."""
     actor = OmegaConf.to_container(config.actor_rollout_ref.actor.optim, resolve=True)
-    yield TrainedAdapter(name, shape, actor, start)  # pyright: ignore[reportArgumentType]  # a mapping is a dict
+    yield TrainedAdapter(name, shape, actor, start)
     if policy.critic is not None and policy.critic.share is None:
         critic: Any = OmegaConf.to_container(config.critic, resolve=True)
         yield TrainedAdapter(critic_of(name), critic_shape(shape, policy.critic), critic["optim"], start, critic)

@@ -80,7 +80,9 @@ def _install_heads(model: Any, critics: list[str], active: Active) -> None:
             return score(*args, **inputs)
         head = (getattr(self, f"value_{part}_{active.name}").float() for part in ("weight", "bias"))
         hidden = self.base_model(*args, **inputs).last_hidden_state
-        return TokenClassifierOutput(logits=linear(hidden.float(), *head))
+        with torch.autocast(hidden.device.type, enabled=False):  # which would round the values to bf16
+            values: Any = linear(hidden.float(), *head)
+        return TokenClassifierOutput(logits=values)  # FSDP looks for tensors in classes that torch's pytrees know
 
     model.forward = types.MethodType(forward, model)
 
@@ -123,9 +125,14 @@ class _Adapted(torch.autograd.Function):
 
 
 class AdapterEngine(PolicyEngine):
-    """PolicyEngine with adapters; `register` makes a subclass that has them."""
+    """PolicyEngine with adapters; `holding` makes a subclass that has them."""
 
     adapters: ClassVar[tuple[TrainedAdapter, ...]] = ()
+
+    @classmethod
+    def holding(cls, adapters: tuple[TrainedAdapter, ...]) -> type[AdapterEngine]:
+        """Return the class of an engine with these adapters."""
+        return type(cls.__name__, (cls,), {"adapters": adapters})
 
     def _build_module(self) -> torch.nn.Module:
         module = super()._build_module()
@@ -163,9 +170,9 @@ class AdapterEngine(PolicyEngine):
         return inputs, output_args
 
     def prepare_model_outputs(self, output, output_args: dict, micro_batch: TensorDict, logits_processor_func) -> dict:
-        # verl's function for values, which needs nothing of its class
-        values = partial(FSDPEngineWithValueHead.prepare_model_outputs, self)
-        prepare: Any = values if self._uses_critic else super().prepare_model_outputs
+        prepare: Any = super().prepare_model_outputs
+        if self._uses_critic:  # verl's function for values, which needs nothing of its class
+            prepare = partial(FSDPEngineWithValueHead.prepare_model_outputs, self)  # pyright: ignore[reportAttributeAccessIssue]  # hidden by verl's decorator
         return prepare(output, output_args, micro_batch, logits_processor_func)
 
     @property

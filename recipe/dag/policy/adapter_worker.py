@@ -10,7 +10,7 @@ import shutil
 import socket
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -42,7 +42,7 @@ class AdapterWorker(PolicyWorker):
         super().__init__(config, role, **kwargs)
 
     def engine_class(self) -> type[AdapterEngine]:
-        return type("AdapterEngine", (AdapterEngine,), {"adapters": self.adapters})
+        return AdapterEngine.holding(self.adapters)
 
     @register(dispatch_mode=ONE_TO_ALL)
     def init_model(self) -> None:
@@ -50,8 +50,8 @@ class AdapterWorker(PolicyWorker):
         assert self.actor is not None
         configs = {adapter.name: adapter.critic for adapter in self.adapters if adapter.critic is not None}
         losses = {name: partial(value_loss, config=omega_conf_to_dataclass(each)) for name, each in configs.items()}
-        policy_loss = self.actor.loss_fn
-        self.actor.set_loss_fn(lambda **inputs: losses.get(self.used or "", policy_loss)(**inputs))
+        of_actors = cast(Any, self.actor.loss_fn)  # verl's class declares None
+        self.actor.set_loss_fn(lambda **inputs: (losses.get(self.used or "") or of_actors)(**inputs))
 
     @property
     def canary_scores(self) -> list[float] | None:

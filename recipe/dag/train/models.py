@@ -70,9 +70,9 @@ def _adapters(workflow: Workflow, paths: dict[str, str]) -> dict[str, str]:
             continue
         where = f"policies.{name}.lora"
         shape = shape_of(policy.lora, f"{where}.path")
-        skeleton = _skeleton(paths[policy.lora.base], trust_remote_code=policy.model.trust_remote_code)
+        model = skeleton(paths[policy.lora.base], trust_remote_code=policy.model.trust_remote_code)
         try:
-            layers = target_layers(skeleton, shape.targets)
+            layers = target_layers(model, shape.targets)
             if policy.lora.path is not None:
                 folders[name] = absolute(resolve_env(policy.lora.path))
                 read_adapter(Path(folders[name]), layers)
@@ -81,7 +81,7 @@ def _adapters(workflow: Workflow, paths: dict[str, str]) -> dict[str, str]:
     return folders
 
 
-def _skeleton(path: str, *, trust_remote_code: bool) -> PreTrainedModel:
+def skeleton(path: str, *, trust_remote_code: bool) -> PreTrainedModel:
     """Return a model without memory for its weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

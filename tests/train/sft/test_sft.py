@@ -77,7 +77,7 @@ def test_layers_recompute_nothing_where_all_activations_fit(
         ("trainer.total_epoch=3", "unknown key; did you mean `trainer.total_epochs`?"),
         ("lr=1", "lr=1: unknown key; did you mean `optim.lr`?"),
         ("data.truncation=middle", "it takes"),
-        ("model.lora_rank=8", "nothing reads it; whole models are trained"),
+        ("model.lora_rank=8", "nothing reads it; pass `lora.rank=...`"),
         ("trainer.nccl_timeout=0", "it takes a whole number, 1 or more"),
         ("optim.num_cycles=1", "nothing reads it with optim.lr_scheduler_type=constant; remove it, or set"),
         ("optim.min_lr_ratio=0.1", "nothing reads it with optim.lr_scheduler_type=constant"),
@@ -282,6 +282,34 @@ def test_training_lowers_the_loss_and_a_killed_run_ends_like_an_undisturbed_one(
     arguments = command(zygote.python, data, model, whole, *settings, "optim.lr=0.02")
     other = subprocess.run(arguments, env=ENV, capture_output=True, text=True)
     assert other.returncode == 2 and "optim.lr: was 0.01, now 0.02" in other.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_adapter_is_trained_resumed_and_a_policy_starts_at_it(data, model, tmp_path, zygote):
+    from recipe.dag.platform.adapter_weights import read_adapter, target_layers
+    from recipe.dag.train.models import skeleton
+
+    settings = ("lora.rank=4", "optim.lr=0.05", "trainer.save_freq=3", "trainer.test_freq=-1")
+    for folder, epochs in (("whole", 2), ("resumed", 1), ("resumed", 2)):
+        arguments = command(zygote.python, data, model, tmp_path / folder, *settings, f"trainer.total_epochs={epochs}")
+        done = subprocess.run(arguments, env=ENV, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert f"model: {tmp_path}/{folder}/adapter" in done.stdout
+    whole, resumed = (tmp_path / folder / "adapter" for folder in ("whole", "resumed"))
+    assert {path.name for path in whole.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    assert (whole / "adapter_model.safetensors").read_bytes() == (resumed / "adapter_model.safetensors").read_bytes()
+    curve = losses(tmp_path / "whole")
+    assert curve[-1][-1] < curve[0][-1], "on validation transcripts, before and after"
+    layers = target_layers(skeleton(model, trust_remote_code=False), ("all-linear",))
+    shape, pairs = read_adapter(whole, layers)
+    assert (shape.rank, shape.alpha) == (4, 8.0) and all(b.abs().max() > 0 for _, b in pairs.values())
+    for wrong, message in (
+        ("lora.targets=[qproj]", "lora.targets: Qwen2ForCausalLM has no linear layer `qproj`"),
+        ("optim.optimizer=AdamW8bit", "is for whole models"),
+    ):
+        assert message in refusal(data / "train.parquet", model, tmp_path / "no", "lora.rank=4", "platform=cpu", wrong)
+    assert "with lora.rank=null; set lora.rank, too" in refusal(data, model, tmp_path / "no", "lora.alpha=4")
 
 
 @pytest.mark.slow

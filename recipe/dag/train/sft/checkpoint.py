@@ -19,12 +19,13 @@ from omegaconf import DictConfig
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.policy.safe_load import weights_only
-from recipe.dag.policy.shards import Saved, check_complete, check_written
+from recipe.dag.policy.shards import Saved, adapters_saved, check_complete, check_written
 from recipe.dag.settings.learned_config import learned_values
 from recipe.dag.train import checkpoint
 from recipe.dag.train.digest import model_digest
 from recipe.dag.train.fingerprint import Fingerprint, Items, differences
 from recipe.dag.train.resume import check_processes, report_differences
+from recipe.dag.train.sft.compose import adapter_shape
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -80,8 +81,15 @@ def find_start(config: DictConfig, now: Items, *, processes: int) -> Path | None
     report_differences(
         folder, differing, forced=config.trainer.resume_mode == "force", elsewhere="pass another --output"
     )
-    check_complete(folder, [Saved(f"{config.policy}/actor", processes, tuple(config.checkpoint.load_contents))])
+    check_complete(folder, _saved(config, processes, "load_contents"))
     return folder
+
+
+def _saved(config: DictConfig, processes: int, key: str) -> list[Saved]:
+    """Return what a checkpoint has. `key`: of the configuration of a whole model's checkpoints."""
+    if adapter_shape(config) is not None:
+        return [*adapters_saved(config.policy, processes, critic=False)]
+    return [Saved(f"{config.policy}/actor", processes, tuple(config.checkpoint[key]))]
 
 
 def check_intact(folder: Path) -> None:
@@ -121,7 +129,10 @@ class Checkpoints:
             return 0
         folder = checkpoint.policy_folder(self._start, self._config.policy)
         with weights_only(folder), keep_options(self._engine.optimizer, self._engine.lr_scheduler):
-            self._engine.load_checkpoint(str(folder), del_local_after_load=False)
+            if adapter_shape(self._config) is not None:
+                self._engine.load(self._config.policy, folder)
+            else:
+                self._engine.load_checkpoint(str(folder), del_local_after_load=False)
         return int(checkpoint.read(self._start)["step"])
 
     def save(self, step: int) -> Path:
@@ -145,11 +156,14 @@ class Checkpoints:
         import torch
 
         torch.distributed.barrier()  # the first process has made the folder
-        self._engine.save_checkpoint(str(checkpoint.policy_folder(folder, self._config.policy)), global_step=step)
+        own = checkpoint.policy_folder(folder, self._config.policy)
+        if adapter_shape(self._config) is not None:
+            self._engine.save(self._config.policy, own)
+        else:
+            self._engine.save_checkpoint(str(own), global_step=step)
         torch.distributed.barrier()
         if self._rank == 0:
-            contents = tuple(self._config.checkpoint.save_contents)
-            check_written(folder, [Saved(f"{self._config.policy}/actor", self._processes, contents)])
+            check_written(folder, _saved(self._config, self._processes, "save_contents"))
 
 
 @contextmanager
@@ -167,14 +181,20 @@ def keep_options(optimizer: Optimizer, scheduler: LambdaLR) -> Iterator[None]:
     scheduler._last_lr = rates_now
 
 
-def publish_model(output: Path, folder: Path, policy: str) -> Path:
-    """Put the model of the checkpoint `folder` at `output`/huggingface, without another copy of its files where the
-    file system has hard links."""
-    source, target = checkpoint.policy_folder(folder, policy) / "huggingface", output / "huggingface"
-    partial = output / ".huggingface.partial"
+def published(config: DictConfig) -> Path:
+    """Return the folder that gets the trained model, or the adapter."""
+    return Path(config.output_dir) / ("huggingface" if adapter_shape(config) is None else "adapter")
+
+
+def publish_model(config: DictConfig, folder: Path) -> Path:
+    """Put the model or the adapter of the checkpoint `folder` at `published`, without another copy of its files where
+    the file system has hard links."""
+    source, target = checkpoint.policy_folder(folder, config.policy), published(config)
+    source = source if adapter_shape(config) is not None else source / "huggingface"
+    partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        shutil.copytree(source, partial, copy_function=_link)
+        shutil.copytree(source, partial, copy_function=_link, ignore=shutil.ignore_patterns("optim_*"))
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error}); the model is {source}") from error
     shutil.rmtree(target, ignore_errors=True)

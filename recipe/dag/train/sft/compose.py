@@ -15,10 +15,22 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.settings.compose import CONFIG_FOLDER, compose_checked, compose_file
-from recipe.dag.settings.kinds import COUNT, NOT_NEGATIVE, PATHS, TRUTH, ValueKind, one_of, or_null, whole
+from recipe.dag.settings.kinds import (
+    COUNT,
+    LIST,
+    NOT_NEGATIVE,
+    PATHS,
+    POSITIVE,
+    TRUTH,
+    ValueKind,
+    one_of,
+    or_null,
+    whole,
+)
 from recipe.dag.settings.schema import Tree, plain, values_of
 from recipe.dag.settings.typed import Typed
 from recipe.dag.settings.values import kind_of
+from recipe.dag.workflow.adapter_shape import ALL_LINEAR, AdapterShape
 
 NAME = "sft"
 OWN_DATA = "pkg://recipe.dag.train.sft.data"
@@ -37,6 +49,9 @@ KINDS: dict[str, ValueKind] = {
     "model.use_liger": or_null(TRUTH),
     "model.enable_gradient_checkpointing": or_null(TRUTH),
     "model.fused_kernel_options.impl_backend": or_null(one_of("triton", "torch")),
+    "lora.rank": or_null(COUNT),
+    "lora.alpha": or_null(POSITIVE),
+    "lora.targets": or_null(LIST),
     "optim.lr": NOT_NEGATIVE,
     "optim.weight_decay": NOT_NEGATIVE,
     "optim.lr_scheduler_type": one_of("constant", "cosine"),
@@ -57,11 +72,11 @@ REFUSED = {
     "profiler": "nothing starts verl's profiler; remove it",
     "model.tokenizer_path": "the tokenizer is the model's, and is saved with it; remove it",
     "model.lora": "Megatron's; remove it",
-    "model.lora_rank": "whole models are trained; remove it",
-    "model.lora_alpha": "whole models are trained; remove it",
-    "model.lora_adapter_path": "whole models are trained; remove it",
-    "model.target_modules": "whole models are trained; remove it",
-    "model.exclude_modules": "whole models are trained; remove it",
+    "model.lora_rank": "pass `lora.rank=...`",
+    "model.lora_alpha": "pass `lora.alpha=...`",
+    "model.lora_adapter_path": "an adapter starts as its model; remove it",
+    "model.target_modules": "pass `lora.targets=[...]`",
+    "model.exclude_modules": "pass `lora.targets=[...]`",
     "model.mtp": "no loss trains such heads; remove it",
     "engine.forward_only": "training needs gradients; remove it",
     "engine.seed": "pass `seed=...`",
@@ -76,9 +91,19 @@ IDLE: tuple[tuple[str, str, Any, str], ...] = (
     ("optim.zero_indexed_step", "optim.lr_scheduler_type", "constant", _COSINE),
     ("data.micro_batch_size_per_gpu", "data.use_dynamic_bsz", True, "remove it, or set data.use_dynamic_bsz=false"),
     ("data.max_token_len_per_gpu", "data.use_dynamic_bsz", False, "remove it, or set data.use_dynamic_bsz=true"),
+    ("lora.alpha", "lora.rank", None, "set lora.rank, too"),
+    ("lora.targets", "lora.rank", None, "set lora.rank, too"),
     ("data.custom_cls.name", "data.custom_cls.path", OWN_DATA, "remove it, or set data.custom_cls.path to your file"),
 )
 """Keys that have no effect if another key has a value: key, that key, its value, what to do."""
+
+
+def adapter_shape(config: DictConfig) -> AdapterShape | None:
+    """Return the shape of the adapter that is trained; None if it is the model."""
+    lora = config.lora
+    if lora.rank is None:
+        return None
+    return AdapterShape(lora.rank, float(lora.alpha or 2 * lora.rank), tuple(lora.targets or (ALL_LINEAR,)))
 
 
 def compose_sft(overrides: Sequence[str], *, name: str = NAME, folder: Path | None = None) -> DictConfig:
@@ -107,7 +132,8 @@ class SftChecks(NamedTuple):
         for key, beside, value, reason in IDLE:
             setting = typed.get(key)
             if setting is not None and setting.value is not None and OmegaConf.select(config, beside) == value:
-                yield f"{setting.argument}: nothing reads it with {beside}={str(value).lower()}; {reason}"
+                shown = "null" if value is None else str(value).lower()
+                yield f"{setting.argument}: nothing reads it with {beside}={shown}; {reason}"
 
 
 def _refusal(typed: Typed, values: dict[str, Any]) -> str | None:

@@ -19,7 +19,7 @@ from recipe.dag.core.output_lock import locked
 from recipe.dag.platform.environment import choose_platform, prepare_environment
 from recipe.dag.report.phases import announce, end_phase
 from recipe.dag.settings.absolute import make_absolute
-from recipe.dag.train.sft.compose import NAME, compose_sft
+from recipe.dag.train.sft.compose import NAME, adapter_shape, compose_sft
 from recipe.dag.workflow.model_size import UnknownSize, size_of
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ def _check_disk(config: DictConfig) -> None:
     if not os.access(output, os.W_OK):
         raise UserError(f"{output}: cannot be written (Permission denied); pass another --output")
     try:
-        needed = size_of(config.model.path).parameters * BYTES_PER_PARAMETER
+        size, shape = size_of(config.model.path), adapter_shape(config)
+        needed = BYTES_PER_PARAMETER * (size.parameters if shape is None else size.adapter_parameters(shape.rank))
     except UnknownSize:
         return
     if free < needed:

@@ -11,6 +11,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,11 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.platform.adapter_weights import target_layers
 from recipe.dag.policy.config import check_kernels, check_optimizer, prepare_model
 from recipe.dag.policy.critic_config import FP32
 from recipe.dag.settings.defaults import SPARE, reduce_gradients_once
-from recipe.dag.train.models import load_model
+from recipe.dag.train.models import load_model, skeleton
 from recipe.dag.train.sft.checkpoint import check_intact, experiment, find_start, publish_model
+from recipe.dag.train.sft.compose import adapter_shape
 from recipe.dag.train.sft.data import TranscriptDataset, check_batch_size
 from recipe.dag.workflow.machine import this_machine
 from recipe.dag.workflow.memory import CONTEXT
@@ -49,6 +52,7 @@ def check(config: DictConfig, *, processes: int) -> Inputs | None:
 
     _check_divisible(config, processes)
     config.model.path, _ = load_model(config.model.path, "--model", trust_remote_code=config.model.trust_remote_code)
+    _check_adapter(config)
     _complete(config, processes)
     try:
         tokenizer = AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
@@ -72,15 +76,26 @@ def check(config: DictConfig, *, processes: int) -> Inputs | None:
         steps = int(config.trainer.total_training_steps or epoch * config.trainer.total_epochs)
         done = 0 if start is None else int(start.name.rpartition("_")[2])
         if start is not None and done >= steps:
-            publish_model(Path(config.output_dir), start, config.policy)
             print(
                 f"the checkpoint is at step {done} of {steps}: nothing to do; raise trainer.total_epochs to continue\n"
-                f"model: {Path(config.output_dir) / 'huggingface'}"
+                f"model: {publish_model(config, start)}"
             )
             return None
     if start is not None:
         print(f"resuming from {start}")
     return Inputs(facts, datasets)
+
+
+def _check_adapter(config: DictConfig) -> None:
+    shape = adapter_shape(config)
+    if shape is None:
+        return
+    if config.optim.optimizer.endswith("8bit"):
+        raise UserError(f"optim.optimizer={config.optim.optimizer} is for whole models; an adapter is small: remove it")
+    try:
+        target_layers(skeleton(config.model.path, trust_remote_code=config.model.trust_remote_code), shape.targets)
+    except UserError as error:
+        raise UserError(f"lora.targets: {error}") from error
 
 
 def _check_divisible(config: DictConfig, processes: int) -> None:
@@ -106,6 +121,8 @@ def _complete(config: DictConfig, processes: int) -> None:
         parallel = int(config.engine.ulysses_sequence_parallel_size) > 1
         prepare_model(config.model, platform=config.platform, sequence_parallel=parallel)
         config.engine.seed = config.seed
+        if adapter_shape(config) is not None and not cpu:
+            config.engine.model_dtype = "bf16"  # of the frozen model; the adapter is fp32
         if config.engine.reshard_after_forward is None:
             # offloaded weights are gathered from host memory, to have few of them on the GPU
             config.engine.reshard_after_forward = processes > 1 or bool(config.engine.offload_policy)
@@ -140,7 +157,10 @@ def _keeps_activations(config: DictConfig, processes: int) -> bool:
         moments=moment_bytes(config.optim.optimizer),
     )
     try:
-        phases = update_phases(size_of(model.path), processes, options)
+        size, shape = size_of(model.path), adapter_shape(config)
+        if shape is not None:
+            options = replace(options, adapters=size.adapter_parameters(shape.rank))
+        phases = update_phases(size, processes, options)
     except UnknownSize:
         return False
     return max(phase.used for phase in phases) + CONTEXT <= available * (1 - SPARE)
@@ -208,7 +228,7 @@ def _finish(config: DictConfig, folder: Path, stop: _Stop) -> None:
     if stop.signum is not None:
         print(f"stopped by a signal; the same command resumes from {folder}", file=sys.stderr)
         return
-    print(f"checkpoint: {folder}\nmodel: {publish_model(output, folder, config.policy)}")
+    print(f"checkpoint: {folder}\nmodel: {publish_model(config, folder)}")
 
 
 class _Stop:

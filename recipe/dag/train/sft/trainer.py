@@ -25,10 +25,13 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.dataset_utils import DatasetPadMode, SFTTensorCollator
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.policy.adapter_config import TrainedAdapter
+from recipe.dag.policy.adapter_engine import AdapterEngine
 from recipe.dag.policy.worker import register_engines, set_timeout_of_process_groups
 from recipe.dag.report.journal import Journal
 from recipe.dag.train.packing import PAD
 from recipe.dag.train.sft.checkpoint import Checkpoints
+from recipe.dag.train.sft.compose import adapter_shape
 from recipe.dag.train.sft.data import check_batch_size, epoch_batches, padding_of, share
 from recipe.dag.train.tracking import Trackers
 
@@ -55,11 +58,17 @@ class Trainer(SFTTrainer):
             super().__init__(config)
 
     def _build_engine(self) -> None:
-        register_engines()
+        shape, name = adapter_shape(self.config), self.config.policy
+        if shape is None:
+            register_engines()
+        else:  # verl has not counted the steps yet, and writes them into this object
+            register_engines(AdapterEngine.holding((TrainedAdapter(name, shape, self.optimizer_config),)))
         super()._build_engine()
 
     def _init_engine(self) -> None:
         super()._init_engine()
+        if isinstance(self.engine, AdapterEngine):
+            self.engine.use(self.config.policy)
         # those of the engine's meshes have torch's default
         set_timeout_of_process_groups(timedelta(seconds=self.config.trainer.nccl_timeout))
 
