@@ -12,9 +12,21 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from tests.end_to_end.runs import ROOT, TWO_STEPS, comparable, environment, episodes_of, finish, log_of, start
+from tests.end_to_end.runs import (
+    ROOT,
+    TWO_STEPS,
+    comparable,
+    environment,
+    episodes_of,
+    finish,
+    log_of,
+    start,
+    steps,
+    two_steps,
+)
+from tests.end_to_end.test_end_to_end_algorithms import SCORED_BY_LENGTH
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -58,16 +70,14 @@ def test_marft_trains_adapters_with_critics_and_resumes_bit_equal(material, tmp_
     )
     settings = [*TWO_STEPS, *as_adapters("reasoner", "actor"), "workflow.nodes.rollout_actor.env_pays=false"]
     settings.append(f"workflow.nodes.function_reward.reward={tmp_path}/score.py:score")
+    settings += [f"workflow.policies.{name}.train_cycle=1" for name in ("reasoner", "actor")]
     workflow = "workflow_marft_tiny.yaml"
     metrics = finish(start(material, out, *settings, workflow=workflow), out)
     first, second = (out / "checkpoints" / f"global_step_{step}" for step in (1, 2))
-    critics = {
-        step: {name: load_file(step / name / "critic" / "value_head.safetensors") for name in ("reasoner", "actor")}
-        for step in (first, second)
-    }
-    for name, head in critics[second].items():
-        assert not torch.equal(head["weight"], critics[first][name]["weight"])
-        assert (second / name / "critic" / "adapter_model.safetensors").is_file()
+    for name, turn in (("reasoner", 1), ("actor", 2)):
+        heads = [load_file(step / name / "critic" / "value_head.safetensors")["weight"] for step in (first, second)]
+        assert heads[0].any() and not torch.equal(*heads), "critics learn in every step"
+        assert [step for step in (1, 2) if f"policy/{name}/grad_norm" in metrics[step]] == [turn]
     resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={first}"]
     resumed = finish(start(material, again, *settings, *resume, workflow=workflow), again)
     assert comparable(resumed[2]) == pytest.approx(comparable(metrics[2]), rel=1e-5, abs=1e-6)
@@ -75,6 +85,63 @@ def test_marft_trains_adapters_with_critics_and_resumes_bit_equal(material, tmp_
     assert len(files) == 2 * 3
     for file in files:
         assert (again / "checkpoints" / "global_step_2" / file).read_bytes() == (second / file).read_bytes()
+
+
+LOST = """\
+from recipe.dag.policy.adapter import AdapterHost
+
+serve = AdapterHost.serve
+
+
+async def lost(self, name, version, folder):
+    if (name, version) != ("actor", 1):
+        await serve(self, name, version, folder)
+
+
+AdapterHost.serve = lost
+
+
+def score(episode):
+    return {"reasoner": 0.5, "actor": 0.5}
+"""
+ON_GPU = ["platform=cuda", "actor_rollout_ref.rollout.gpu_memory_utilization=0.2"]
+
+
+@pytest.mark.parametrize(
+    "platform",
+    [[], pytest.param(ON_GPU, marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
+    ids=["cpu", "cuda"],
+)
+def test_a_sync_that_never_arrives_stops_the_run(material, tmp_path, platform):
+    (tmp_path / "score.py").write_text(LOST)
+    model = material.folder / "model"
+    if platform:  # SGLang's attention needs wider heads
+        config = AutoConfig.from_pretrained(model, hidden_size=256, num_attention_heads=4, num_key_value_heads=4)
+        AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "model")
+        model = tmp_path / "model"
+        AutoModelForCausalLM.from_config(config).save_pretrained(model)
+    settings = [*TWO_STEPS, *as_adapters("reasoner", "actor"), "workflow.nodes.rollout_actor.env_pays=false", *platform]
+    settings += [f"workflow.nodes.function_reward.reward={tmp_path}/score.py:score", f"model_path={model}"]
+    out = tmp_path / "run"
+    run = start(material, out, *settings, workflow="workflow_marft_tiny.yaml", own_ray=bool(platform))
+    assert run.wait(timeout=600) == 2, log_of(out)[-3000:]
+    assert "policy actor, version 1: 1 of 1 servers do not have the trainer's weights" in log_of(out)
+    assert "reports version 0: no sync reached it since" in log_of(out)
+    assert not steps(out).get(2)
+
+
+def test_adapters_exchange_roles(material, tmp_path):
+    cory = (ROOT / "workflows" / "workflow_cory.yaml").read_text().replace("every: 5", "every: 1")
+    cory = cory.replace("recipe/debate/hooks.py:right_answers", "score.py:right_answers").replace("512", "16")
+    agents = ("first", "second")
+    settings = [*as_adapters(*agents), "trainer.save_freq=-1"]
+    metrics, out = two_steps(material, tmp_path, cory, SCORED_BY_LENGTH, *settings)
+    for step, players in ((1, agents), (2, agents[::-1])):
+        calls = [episode["calls"] for episode in episodes_of(out) if episode["step"] == step]
+        assert calls and all(tuple(call["policy"] for call in two) == players for two in calls)
+        for name in agents:  # the rows were sampled with the adapter that is trained on them
+            assert metrics[step][f"policy/{name}/logprob_diff/max"] <= 1e-4
+            assert metrics[step][f"policy/{name}/grad_norm"] > 0
 
 
 def test_mathchat_trains_adapters_by_the_scores_of_a_coach(material, tmp_path):

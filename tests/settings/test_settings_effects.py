@@ -67,6 +67,30 @@ def test_a_key_that_needs_another_is_refused_without_it(check, argument, cure, m
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
+        ("critic.optim.weight_decay=0", ""),
+        ("critic.fsdp.param_offload=true", "computed by their base's trainer; set this below actor_rollout_ref"),
+        ("critic.checkpoint.save_contents=[model]", "a checkpoint always has all of an adapter"),
+        (f"{RUN}.actor.checkpoint.save_contents=[model]", "a checkpoint always has all of an adapter"),
+    ],
+)
+def test_keys_that_adapters_and_their_critics_have_from_their_base(tmp_path, argument, message):
+    path = tmp_path / "workflow.yaml"
+    adapter = "{base: {model: {path: m}, frozen: true}, p: {lora: {base: base}, critic: {}}}"
+    path.write_text(
+        TEXT.replace("{p: {model: {path: WEIGHTS}, lr: LR, config: CONFIG}}", adapter).replace("grpo", "gae")
+    )
+    typed = [f"workflow={path}", argument]
+    try:
+        check_effects(typed_settings(typed), compose_config("dag", typed), load_workflow(path))
+    except UserError as refused:
+        assert message and message in str(refused)
+    else:
+        assert not message
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
         ("critic.optim.weight_decay=0", "no policy of the workflow has a critic (estimator grpo); remove it"),
         (f"{RUN}.ref.fsdp_config.fsdp_size=2", "no policy keeps a reference"),
         (f"{RUN}.actor.kl_loss_type=k3", "there is no KL in the loss; set `algorithm.kl_loss_coef`"),
