@@ -248,6 +248,17 @@ def test_a_tiny_run_takes_a_seed_before_overrides(recipe, arguments, env, seed, 
     assert not variant or [w for w in named if "workflows" in w] == [f"workflows/workflow_{recipe}.yaml"] * 2
 
 
+def test_a_tiny_run_has_adapters_or_says_that_it_has_none(started):
+    calls = started(ROOT / "recipe" / "marft" / "run_tiny_cpu.sh", "1", "a=1", WEIGHTS="adapters")
+    train = calls[-1][1]
+    assert "trainer.experiment_name=marft_tiny_lora_seed1" in train and train[-1] == "a=1"
+    assert sum(word.endswith(".lora.base=base") for word in train) == 2
+    for recipe in ("debate", "dsbench"):
+        script, env = ROOT / "recipe" / recipe / "run_tiny_cpu.sh", {"WEIGHTS": "adapters"}
+        with pytest.raises(AssertionError, match="this script does not read it"):
+            started(script, **env)
+
+
 @pytest.mark.parametrize("baseline", ["no_tool", "single_agent"])
 def test_a_tiny_run_of_a_baseline_has_its_own_teacher_and_folder(baseline, started):
     script = ROOT / "recipe" / "retool_ma" / f"run_tiny_{baseline}_cpu.sh"

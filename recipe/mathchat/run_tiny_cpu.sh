@@ -11,10 +11,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . recipe/dag/scripts/tiny_cpu.sh
 . recipe/dag/scripts/coached.sh
+find_adapters 3.0e-3 solver coder verifier
 name_run mathchat "$@"
 [ "${1:-}" != "$seed" ] || shift
 workflow=workflows/workflow_mathchat.yaml
-find_adapters 3.0e-3 solver coder verifier
 
 # shellcheck disable=SC2016  # the variables are read by the configuration
 settings=(${adapters[@]+"${adapters[@]}"} '~workflow.policies.coach.model'

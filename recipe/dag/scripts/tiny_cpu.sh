@@ -8,7 +8,12 @@ check_arguments "$@"
 
 # tiny_name NAME SEED: the run's name; adapters ($WEIGHTS) and another base model ($BASE_STEPS, for a quick look) belong to
 # other stages
-tiny_name() { echo "$(with_seed "$1$([ "${WEIGHTS:-}" != adapters ] || echo _lora)" "$2")${BASE_STEPS:+_base$BASE_STEPS}"; }
+tiny_name() {
+  case ${WEIGHTS:-separate}${adapters:+,} in separate* | *,) ;; *)
+    echo "error: WEIGHTS=$WEIGHTS: this script does not read it; unset it" >&2; exit 2 ;;
+  esac
+  echo "$(with_seed "$1$([ "${WEIGHTS:-}" != adapters ] || echo _lora)" "$2")${BASE_STEPS:+_base$BASE_STEPS}"
+}
 
 # make_model NAME SEED WORKFLOW TEACHER [options of recipe.tiny.build]; $BASE_STEPS overrides --steps
 make_model() {
