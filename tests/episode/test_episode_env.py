@@ -283,6 +283,7 @@ class E:
     episode = world.play(world.workflow(nodes, files={"env.py": code}))
     expected = {"agents": ["agent0", "agent1"], "agent": "agent0", "reset": ["agent1", "agent0"]}
     assert [call.env_info for call in episode.calls] == [{}, expected]
+    assert [call.done for call in episode.calls] == [False, True]
 
 
 def test_an_env_adds_to_the_state_of_tools(world):

@@ -452,7 +452,9 @@ def post_process(tokenizer, prompt_ids, response_ids, *, context):
 """
     nodes = [{"id": "a", "hooks": "h.py"}]
     flow = world.workflow(nodes, files={"h.py": code}, episode={"max_turns": turns})
-    assert world.play(flow).ended_by == expected
+    episode = world.play(flow)
+    assert episode.ended_by == expected
+    assert [call.turn for call in episode.calls if call.done] == ([done_at] if expected == "done" else [])
 
 
 def test_an_episode_that_a_fault_ended_was_ended_by_nothing_else(world):

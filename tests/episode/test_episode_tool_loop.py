@@ -34,7 +34,9 @@ def test_the_model_calls_tools_until_it_answers(world):
     client = replies(world, "let me see " + call(code="6*7"), "and " + call(code="42+1"), "it is 43")
     got = world.play(looped(world), client, [calculator(world)]).calls[0]
     assert got.text == "it is 43" and got.generations == 3 and got.stop_reason == "stop"
-    assert [r.text for r in got.tool_results] == ["42", "43"]
+    assert [(r.text, r.generation) for r in got.tool_results] == [("42", 1), ("43", 2)]
+    starts = [got.start_seconds, *(r.start_seconds for r in got.tool_results), got.start_seconds + got.seconds]
+    assert starts == sorted(starts) and len(set(starts)) == 4
     # The conversation as the template would have written it, out of what was sampled.
     assert world.text(got) == (
         "let me see "

@@ -153,3 +153,28 @@ def test_a_file_of_something_else_is_one_line(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"loss": 3}\n')
     with pytest.raises(UserError, match=r"a\.jsonl: no line is a record of a run; pass another"):
         list(read_records(tmp_path / "a.jsonl", "pass another"))
+
+
+def test_a_compressed_journal_reads_and_resumes_like_a_plain_one(tmp_path, make_episode, caplog):
+    journal = Journal(tmp_path, max_per_step=None, compress=True)
+    for step in range(3):
+        assert journal.episodes(step, [make_episode(f"u{step}", index) for index in range(100)]) == 100
+    with journal.episodes_path.open("ab") as file:
+        file.write(journal.episodes_path.read_bytes()[:200])
+    with caplog.at_level(logging.WARNING):
+        journal.truncate_after(1)
+    assert "cut off" in caplog.text
+    journal.episodes(2, [make_episode("again")])
+    uids = [record["uid"] for record in read_records(journal.episodes_path, "pass another")]
+    assert uids == ["u0"] * 100 + ["u1"] * 100 + ["again"]
+    assert [path.name for path in tmp_path.iterdir()] == ["episodes.jsonl.gz"]
+
+
+def test_episodes_that_a_full_disk_cuts_off_leave_the_compressed_file_whole(tmp_path, make_episode, full_disk):
+    journal = Journal(tmp_path, compress=True)
+    assert journal.episodes(1, [make_episode("before")])
+    full_disk["room"] = 20
+    assert not journal.episodes(1, [make_episode("torn")])
+    full_disk["room"] = None
+    assert journal.episodes(1, [make_episode("after")])
+    assert [record["uid"] for record in read_records(journal.episodes_path, "pass")] == ["before", "after"]

@@ -101,7 +101,13 @@ def loop(monkeypatch, tmp_path):
             "actor_rollout_ref": {"rollout": {"n": 2}},
             "rollout": {"progress": True},
             "validation": {"n": 2},
-            "report": {"episodes_per_step": 4, "keep_checkpoints": 1, "coach_bias_steps": 4},
+            "report": {
+                "episodes_per_step": 4,
+                "compress": False,
+                "token_columns": False,
+                "keep_checkpoints": 1,
+                "coach_bias_steps": 4,
+            },
             "trainer": {
                 "default_local_dir": str(tmp_path / "checkpoints"),
                 "total_training_steps": 5,

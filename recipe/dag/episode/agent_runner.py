@@ -106,7 +106,7 @@ class AgentRunner:
             declared = ", ".join(self.tools.names) or "none"
             problem = f"called the tool {name!r}, which agent {self.agent.name} does not declare ({declared})"
             raise HookFault(problem, where=self.where)
-        return await self._run_tool(attempt, tool, arguments, call.tool_results.append, by_model=False)
+        return await self._run_tool(call, attempt, tool, arguments, call.tool_results.append, by_model=False)
 
     def tokens(self, attempt: Attempt, obs: Mapping[str, Mapping[str, Any]]) -> Tokens | None:
         """Return the `context.tokens` of a call. `obs`: the observations that it sees, by node and agent."""
@@ -145,12 +145,15 @@ class AgentRunner:
         loop = self.agent.tool_loop
         assert loop is not None  # without one, a model reads no tool calls
         earlier = len(call.tool_results)
-        messages = await run_requests(requests, loop, partial(self._run_tool, attempt), call.tool_results)
+        messages = await run_requests(requests, loop, partial(self._run_tool, call, attempt), call.tool_results)
         results = call.tool_results[earlier:]
+        for result in results:  # those that were refused before they ran, too
+            result.generation = call.generations
         return messages, not results or any(result.status != "invalid" for result in results)
 
     async def _run_tool(
         self,
+        call: Call,
         attempt: Attempt,
         name: str,
         arguments: dict[str, Any],
@@ -159,4 +162,11 @@ class AgentRunner:
         by_model: bool = True,
     ) -> ToolResult:
         sample, added = attempt.episode.sample, attempt.env_tool_state.get(name)
-        return await self.tools.call(name, arguments, sample, attempt.tool_state, keep, by_model=by_model, added=added)
+        asked = time.perf_counter() - attempt.started
+
+        def keep_dated(result: ToolResult) -> None:
+            result.start_seconds, result.generation = asked, call.generations
+            keep(result)
+
+        state = attempt.tool_state
+        return await self.tools.call(name, arguments, sample, state, keep_dated, by_model=by_model, added=added)

@@ -74,6 +74,7 @@ class EpisodeEnvs:
         turn.calls[slot].env_info = result.info
         turn.calls[slot].next_observation = _text(result.obs.get(node.agent_name), node.id)
         if result.done:
+            turn.calls[slot].done = True
             turn.done.add(slot)
         if node.spec.env_pays:
             for call, reward in zip(calls, result.rewards, strict=True):

@@ -168,6 +168,7 @@ class Rollout:
         if call.stop_reason == "length" and not call.generations and runner.agent.on_failure != "skip":
             turn.too_long.add(slot)
         if output.done:
+            call.done = True
             turn.done.add(slot)
 
     async def _run_candidates(

@@ -1,15 +1,17 @@
-"""The run's journal: `episodes.jsonl` and `metrics.jsonl`.
+"""The run's journal: `episodes.jsonl`, or compressed `episodes.jsonl.gz`, and `metrics.jsonl`.
 
-Invariant: a line is written by one write and is complete or absent. After `truncate_after(step)` the files hold exactly
-the lines up to that step, so a resumed run never records a step twice. Episodes are a sample (`max_per_step`) and a
-convenience: a full disk loses further episodes, never the run.
+Invariant: a line, and in the compressed file a batch of them, is written by one write and is complete or absent. After
+`truncate_after(step)` the files hold exactly the lines up to that step, so a resumed run never records a step twice.
+Episodes are a sample (`max_per_step`) and a convenience: a full disk loses further episodes, never the run.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import os
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -25,6 +27,11 @@ logger = logging.getLogger(__name__)
 
 MOST_CHARACTERS = 20_000
 """Of each text in an environment's info that a record keeps."""
+_LEVEL = 6
+
+
+EPISODES = ("episodes.jsonl", "episodes.jsonl.gz")
+"""A folder has both if it was resumed with another `report.compress`."""
 
 
 def run_name(file: Path) -> str:
@@ -35,10 +42,11 @@ def run_name(file: Path) -> str:
 class Journal:
     """Appends to the two files in `folder`, which is created if missing. Keeps no file open."""
 
-    def __init__(self, folder: str | Path, max_per_step: int = 64):
+    def __init__(self, folder: str | Path, max_per_step: int | None = 64, *, compress: bool = False):
+        """max_per_step: episodes of a step and split that are kept; None: all."""
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.episodes_path = self.folder / "episodes.jsonl"
+        self.episodes_path = self.folder / EPISODES[compress]
         self.metrics_path = self.folder / "metrics.jsonl"
         self.max_per_step = max_per_step
         self._written: Counter[tuple[int, str]] = Counter()
@@ -51,12 +59,20 @@ class Journal:
         Returns the number of lines written, at most `max_per_step` per step and split. A file that cannot be written
         causes one warning.
         """
-        room = self.max_per_step - self._written[step, split]
+        room = None if self.max_per_step is None else self.max_per_step - self._written[step, split]
+        lines = (
+            to_json({"step": step, "split": split} | record_of(episode)) + b"\n" for episode in islice(episodes, room)
+        )
         count = 0
         try:
-            for episode in islice(episodes, room):
-                append(self.episodes_path, to_json({"step": step, "split": split} | record_of(episode)) + b"\n")
-                count += 1
+            if self.episodes_path.suffix == ".gz":
+                if batch := list(lines):
+                    append(self.episodes_path, gzip.compress(b"".join(batch), _LEVEL))
+                    count = len(batch)
+            else:
+                for line in lines:
+                    append(self.episodes_path, line)
+                    count += 1
         except OSError as error:
             if not self._warned:
                 logger.warning("%s: %s; episodes are not recorded until it can be written", self.episodes_path, error)
@@ -74,10 +90,23 @@ class Journal:
 
         Call it once when resuming from `step`, and with -1 to start over in the same folder.
         """
-        for path in (self.episodes_path, self.metrics_path):
+        for path in (*episode_files(self.folder), self.metrics_path):
             if path.exists():
-                replace_file(path, lines_until(path, step))
+                kept = lines_until(path, step)
+                replace_file(path, _compressed(kept) if path.suffix == ".gz" else kept)
         self._written = Counter({key: count for key, count in self._written.items() if key[0] <= step})
+
+
+def episode_files(folder: Path) -> list[Path]:
+    """Return the files of episodes in a run's output folder."""
+    return [path for name in EPISODES if (path := folder / name).is_file()]
+
+
+def _compressed(lines: Iterable[bytes]) -> Iterator[bytes]:
+    compressor = zlib.compressobj(_LEVEL, wbits=31)  # 31: with the header of a gzip file
+    for line in lines:
+        yield compressor.compress(line)
+    yield compressor.flush()
 
 
 def record_of(episode: Episode) -> dict[str, Any]:
@@ -144,8 +173,8 @@ def _parsed(path: Path, valid: Callable[[dict[str, Any]], bool] = has_step) -> I
     """Yield each line that is a `valid` object, and the object. A warning counts the others, except for a last line
     without its end: it is being written, or a kill cut it off."""
     damaged = 0
-    with path.open("rb") as file:
-        for line in file:
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        for line in _until_torn(file):
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError):
@@ -156,3 +185,12 @@ def _parsed(path: Path, valid: Callable[[dict[str, Any]], bool] = has_step) -> I
                 damaged += 1
     if damaged:
         logger.warning("%s: %d damaged line(s) left out", path, damaged)
+
+
+def _until_torn(file: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a file; of a compressed one, those before the first batch that a kill cut off or a disk
+    damaged."""
+    try:
+        yield from file
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        logger.warning("%s: cut off or damaged (%s); what follows is left out", getattr(file, "name", "?"), error)

@@ -9,13 +9,19 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from ruamel.yaml import YAML
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.report.evaluation_log import episode_from
-from recipe.dag.report.journal import read_records
+from recipe.dag.report.journal import episode_files, read_records
+from recipe.dag.report.run_record import launches
 from recipe.dag.report.trace import read_records as read_episodes
 from recipe.dag.types.record import Episode
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _ADVICE = "pass the output folder of a run"
 
@@ -32,6 +38,37 @@ class Run:
     summary: dict[str, Any] | None
     """summary.json of an evaluation."""
 
+    @property
+    def launch(self) -> dict[str, Any]:
+        """launch.json of the last launch: its command, seed, versions, commit; {} of a folder without launches."""
+        return self._of_last_launch("launch.json")
+
+    @property
+    def workflow(self) -> dict[str, Any]:
+        """The workflow of the last launch as parsed, with all defaults; {} of a folder without launches."""
+        return self._of_last_launch("workflow_resolved.json") or self._of_last_launch("workflow.json")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The composed configuration of the last launch; {} of a folder without launches."""
+        return self._of_last_launch("config.yaml")
+
+    def _of_last_launch(self, name: str) -> dict[str, Any]:
+        file = folders[-1] / name if (folders := launches(self.folder)) else None
+        if file is None or not file.is_file():
+            return {}
+        return YAML(typ="safe").load(file) if file.suffix == ".yaml" else _read_json(file)
+
+    def calls(self) -> pd.DataFrame:
+        """Return a table with a row per recorded call, which `.to_parquet(FILE)` writes.
+
+        A row has the episode's `step`, `split`, `uid`, `index`, `outcome` and `fault`, the call's fields, its
+        `position` in `Episode.all_calls` and whether it was `kept`. Each part of the reward is a column
+        (`reward_parts/team`); `parsed`, `tool_results` and `messages` are JSON."""
+        from recipe.dag.report.call_table import table_of
+
+        return table_of(self.records)
+
     def episodes(
         self, *, step: int | None = None, split: Literal["train", "validation"] | None = None
     ) -> list[Episode]:
@@ -45,19 +82,20 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """Return what a run wrote into `folder`. Raises UserError if none of its files is there, or one is damaged."""
-    metrics, episodes, summary = (folder / name for name in ("metrics.jsonl", "episodes.jsonl", "summary.json"))
-    if not any(file.is_file() for file in (metrics, episodes, summary)):
+    metrics, summary = folder / "metrics.jsonl", folder / "summary.json"
+    episodes = episode_files(folder)
+    if not episodes and not metrics.is_file() and not summary.is_file():
         raise UserError(f"{folder}: has none of metrics.jsonl, episodes.jsonl and summary.json; {_ADVICE}")
     by_step = {line["step"]: line for line in read_records(metrics, _ADVICE)} if metrics.is_file() else {}
     return Run(
         folder,
         [by_step[step] for step in sorted(by_step)],
-        list(read_episodes(folder)) if episodes.is_file() else [],
-        _summary(summary) if summary.is_file() else None,
+        list(read_episodes(folder)) if episodes else [],
+        _read_json(summary) if summary.is_file() else None,
     )
 
 
-def _summary(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> dict[str, Any]:
     try:
         return json.loads(file.read_bytes())
     except (OSError, ValueError) as error:

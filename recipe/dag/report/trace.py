@@ -21,8 +21,8 @@ from rich.text import Text
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.printable import printable
+from recipe.dag.report.journal import EPISODES, episode_files, run_name
 from recipe.dag.report.journal import read_records as read_lines
-from recipe.dag.report.journal import run_name
 from recipe.dag.report.pass_at_k import SOLVED
 
 COLORS = ("cyan", "green", "magenta", "yellow", "blue", "red")
@@ -33,9 +33,10 @@ MAX_CHARS = 4000
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the episodes of a folder's or file's journal, in order, with the name of their `run`. Raises UserError."""
-    file = path / "episodes.jsonl" if path.is_dir() else path
-    for record in read_lines(file, "pass the output folder of a run, or its episodes.jsonl", _is_episode):
-        yield record | {"run": run_name(file)}
+    files = (episode_files(path) or [path / EPISODES[0]]) if path.is_dir() else [path]
+    for file in files:
+        for record in read_lines(file, "pass the output folder of a run, or its episodes.jsonl", _is_episode):
+            yield record | {"run": run_name(file)}
 
 
 def _is_episode(record: Mapping[str, Any]) -> bool:

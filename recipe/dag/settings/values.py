@@ -94,6 +94,7 @@ KINDS: dict[str, ValueKind] = {
     ),
     "rollout.keep_base": _TRUTH_OR_NULL,
     "report.conversations_file": _TEXT_OR_NULL,
+    "report.episodes_per_step": or_null(whole(0)),
     "validation.n": COUNT,
     "validation.max_samples": or_null(WHOLE),
     "validation.temperature": or_null(FINITE),

@@ -5,6 +5,8 @@ Invariant: computed over sampled tokens only (mask 1), on the driver, from tenso
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import torch
 
 from recipe.dag.policy.losses import SUM, low_variance_kl
@@ -46,6 +48,31 @@ def call_advantages(rows: list[Row], advantages: list[torch.Tensor]) -> dict[tup
             if len(sampled):
                 means[row.uid, row.episode, call.position] = sampled.double().mean().item()
     return means
+
+
+TOKEN_COLUMNS = {
+    "advantages": "advantage",
+    "old_log_probs": "trainer_log_prob",
+    "entropy": "entropy",
+    "ref_log_prob": "reference_log_prob",
+    "values": "value",
+    "rollout_is_weights": "importance",
+}
+"""Columns of a batch that records of calls have on request, and their names there."""
+
+
+def token_columns(
+    rows: list[Row], columns: Mapping[str, list[torch.Tensor]]
+) -> Iterator[tuple[tuple[str, int, int], dict[str, torch.Tensor]]]:
+    """Yield (uid, episode, position in `all_calls`) of each call, and its part of each of `TOKEN_COLUMNS` that was
+    computed, which ends with its response. Log-probs without entropy are the server's own, and left out."""
+    names = {column: name for column, name in TOKEN_COLUMNS.items() if column in columns}
+    if "entropy" not in columns:
+        names.pop("old_log_probs", None)
+    for index, row in enumerate(rows):
+        for call, (start, end) in zip(row.calls, row.spans(), strict=True):
+            parts = {name: columns[column][index][start:end] for column, name in names.items()}
+            yield (row.uid, row.episode, call.position), parts
 
 
 def mismatch(trainer: torch.Tensor, server: torch.Tensor) -> dict[str, float]:

@@ -31,7 +31,7 @@ from recipe.dag.train.alternation import actor_updates_at
 from recipe.dag.train.centralized_critic import JointHistory
 from recipe.dag.train.critics import CriticBatch, critic_batches, value_metrics
 from recipe.dag.train.kernels import PolicyBatch, as_tensor
-from recipe.dag.train.metrics import call_advantages, token_metrics
+from recipe.dag.train.metrics import call_advantages, token_columns, token_metrics
 from recipe.dag.train.selection import select_rows
 from recipe.dag.train.sequential import CompoundFactor, in_sequence
 from recipe.dag.train.team_critic import Credits, TeamCritic, credited
@@ -271,6 +271,18 @@ class TrainingStep:
         for (uid, index, position), mean in call_advantages(batch.rows, batch.columns["advantages"]).items():
             if (episode := self.episodes.get((uid, index))) is not None:
                 episode.all_calls[position].advantage = mean
+
+    def record_tokens(self) -> None:
+        """Write the numbers of each call's tokens into its episode's record."""
+        for batch in self.batches.values():
+            for (uid, index, position), columns in token_columns(batch.rows, batch.columns):
+                if (episode := self.episodes.get((uid, index))) is not None:
+                    call = episode.all_calls[position]
+                    # a merged call's part of the row begins with what its prompt adds to the calls before
+                    tail = -len(call.response_ids) or None
+                    call.token_columns = {
+                        name: [round(value, 6) for value in part[tail:].tolist()] for name, part in columns.items()
+                    }
 
     def _penalties(self, name: str) -> list[torch.Tensor]:
         """Return what is added to each token's reward for its KL to the reference, one tensor per row."""

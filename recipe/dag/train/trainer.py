@@ -100,7 +100,8 @@ class Trainer:
         for policy in self.trained:
             if (flops := await asyncio.to_thread(find_flops, policy)) is not None:
                 self.flops[policy.name] = flops
-        self.journal = Journal(self.out, max_per_step=self.config.report.episodes_per_step)
+        report = self.config.report
+        self.journal = Journal(self.out, max_per_step=report.episodes_per_step, compress=report.compress)
         self.journal.truncate_after(step if step else -1)
         self.trackers = Trackers(self.config, self.workflow, step=step)
         failed = True
@@ -189,6 +190,8 @@ class Trainer:
         )
         metrics["timing/gap"], mark = time.monotonic() - mark, time.monotonic()
         await training.run()
+        if self.config.report.token_columns:
+            training.record_tokens()
         metrics |= training.metrics()
         metrics["timing/train"] = time.monotonic() - mark
         self.idle.count(step, trained=int(metrics["train/rows"]), rows=rollouts.rows, episodes=episodes)

@@ -51,6 +51,10 @@ class ToolResult:
     """More than 1 if the infrastructure failed and the call was repeated."""
     waited: float = 0.0
     """Seconds for which the call waited for its turn, because of the tool's `workers` or `calls_per_second`."""
+    start_seconds: float = 0.0
+    """Seconds from the start of the episode until the tool was asked; 0.0 if it never ran."""
+    generation: int = 0
+    """How many generations of the agent's call came before it."""
 
     @property
     def ok(self) -> bool:
@@ -109,8 +113,12 @@ class Call:
     """The decisions of conditions that led to this call (`Schedule.branch_of`): skipped nodes, rounds of loops."""
     start_seconds: float = 0.0
     """Seconds from the start of the episode, earlier attempts included, to the start of this call."""
+    done: bool = False
+    """True if the episode ended with this turn because of its output, or of the env that its node stepped."""
     advantage: float | None = None
     """The mean advantage over the sampled tokens; None if the call was not trained on."""
+    token_columns: dict[str, list[float]] = field(default_factory=dict)
+    """With `report.token_columns`: one number per response id (`train.metrics.token_columns`), by name."""
     unscored: bool = False
     """True if a reward function returned None for it, so that its reward is unknown and no baseline counts it. It is
     outside the policy's loss, with the calls whose return depends on it (`Algorithm.unscored_scope`)."""
