@@ -195,3 +195,8 @@ def test_trace_prints_an_episode(run, tmp_path):
     assert run("trace", str(tmp_path), "--unsolved")[0] == 2
     assert run("trace", str(tmp_path), "--svg", str(tmp_path / "trace.svg"))[0] == 0
     assert (tmp_path / "trace.svg").is_file()
+    code, out, _ = run("trace", str(tmp_path), "--list", "--agent", "solver")
+    assert code == 0 and " u/0 " in out
+    page = tmp_path / "page" / "trace.html"
+    code, out, _ = run("trace", str(tmp_path), "-o", str(page))
+    assert code == 0 and out.startswith(f"{page}: 1 episodes") and page.read_bytes().startswith(b"<!doctype html>")

@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.report.episodes import Wanted, choose, list_episodes, read_records, select
 from recipe.dag.report.journal import Journal
 from recipe.dag.report.jsonfile import to_json
-from recipe.dag.report.trace import choose, read_records, show, write_svg
+from recipe.dag.report.trace import show, write_svg
 from recipe.dag.types.record import Call, Episode, Skip, ToolResult
 
 
@@ -42,20 +43,35 @@ def printed(record, **options) -> str:
     ("options", "uid"),
     [
         ({}, "third"),
-        ({"position": 1}, "fourth"),
         ({"step": 1}, "first"),
         ({"solved": True}, "fourth"),
         ({"solved": False, "step": 1}, "second"),
         ({"split": "validation"}, "fifth"),
+        ({"uid": "first"}, "first"),
+        ({"agent": "other"}, "other's"),
+        ({"worst": True}, "fourth"),
+        ({"worst": True, "split": "validation"}, "fifth"),
     ],
 )
-def test_an_episode_is_chosen_of_the_last_step_unless_a_step_is_given(folder, options, uid):
-    assert choose(read_records(folder), **options)["uid"] == uid
+def test_an_episode_is_chosen_of_the_last_step_unless_a_step_or_a_sample_is_given(folder, options, uid):
+    other = episode("other's")
+    other.calls[0].agent = "other"
+    records = [*read_records(folder)]
+    records[3]["calls"][0]["reward"] = -1.0  # fourth
+    records[2]["calls"][0]["reward"] = None
+    records.insert(2, json.loads(to_json(other)) | {"step": 1})
+    assert choose(records, Wanted(**options))["uid"] == uid
+
+
+def test_the_next_of_those_that_match_is_chosen_by_its_position(folder):
+    assert choose(read_records(folder), Wanted(), 1)["uid"] == "fourth"
 
 
 def test_an_episode_that_was_not_recorded_is_an_error(folder):
-    with pytest.raises(UserError, match="2 of 5 recorded episodes match; episode 7"):
-        choose(read_records(folder), step=1, position=7)
+    with pytest.raises(UserError, match="2 recorded episodes match; episode 7"):
+        choose(read_records(folder), Wanted(step=1), 7)
+    with pytest.raises(UserError, match="none of 5 recorded episodes matches"):
+        choose(read_records(folder), Wanted(step=9))
 
 
 def test_a_folder_without_a_journal_and_a_file_of_something_else_are_errors(tmp_path):
@@ -76,7 +92,7 @@ def test_the_torn_line_of_a_killed_run_is_left_out(folder):
 
 
 def test_a_call_is_shown_with_its_tool_reward_and_advantage(folder):
-    text = printed(choose(read_records(folder), solved=True))
+    text = printed(choose(read_records(folder), Wanted(solved=True)))
     assert "step 2, train, sample fourth, episode 0: solved" in text
     assert "What is 6 x 7?" in text and "solve (solver)" in text
     assert 'code_interpreter {"timeout": 5}: success' in text and "  print(6 * 7)" in text and "> 42" in text
@@ -90,7 +106,7 @@ def test_what_the_env_showed_an_agent_is_shown():
 
 
 def test_validation_has_no_advantages(folder):
-    assert "advantage" not in printed(choose(read_records(folder), split="validation"))
+    assert "advantage" not in printed(choose(read_records(folder), Wanted(split="validation")))
 
 
 def test_what_an_agent_wrote_is_printed_as_it_is():
@@ -110,13 +126,56 @@ def test_nothing_in_a_record_reaches_a_terminal_or_breaks_a_picture(tmp_path):
 
 
 def test_long_texts_are_cut_in_the_middle_unless_all_is_asked_for():
-    record = episode(text="a" * 50 + "b" * 50).to_json()
-    assert "80 characters" in printed(record, max_chars=20)
-    assert "a" * 50 + "b" * 26 in printed(record, max_chars=None).replace("│ ", "")
+    record = episode(text="a" * 3000 + "c" + "b" * 3000).to_json()
+    assert "2001 characters" in printed(record)
+    whole = printed(record, full=True)
+    assert whole.count("a") > 3000 and whole.count("b") > 3000 and "characters" not in whole
+
+
+def test_all_of_an_episode_is_its_prompts_truth_reward_parts_and_stop_reasons():
+    record = episode()
+    record.sample["ground_truth"] = "42."
+    call = record.calls[0]
+    call.reward_parts, call.stop_reason, call.completion = {"score": 0.75, "team": 0.25}, "stop", "written"
+    call.prompt_text = "<|user|> What?"
+    text = printed(record.to_json(), full=True)
+    for part in ("ground truth: 42.", "<|user|> What?", "reward: score +0.75, team +0.25", "passed on", "s, stop"):
+        assert part in text and part not in printed(record.to_json())
+
+
+def test_a_tool_that_was_asked_for_before_the_answer_comes_before_it():
+    record = episode(text="the answer")
+    call = record.calls[0]
+    call.generations = 2
+    asked, by_hook = call.tool_results[0], ToolResult("grader", {}, "success", "fine", generation=2)
+    asked.generation, call.tool_results = 1, [asked, by_hook]
+    text = printed(record.to_json())
+    assert text.index("code_interpreter") < text.index("the answer") < text.index("grader")
+
+
+def test_the_calls_of_one_agent_are_shown_alone():
+    record = episode(text="mine")
+    record.calls.append(Call("check", "checker", 1, "main", 0, text="another's"))
+    text = printed(record.to_json(), agent="solver")
+    assert "mine" in text and "another's" not in text
+
+
+def test_a_list_has_the_rewards_of_each_agent_and_what_went_wrong(folder):
+    records = select(read_records(folder), Wanted(step=1))
+    other = {"agent": "checker", "reward": -2.0, "stop_reason": "length", "tool_results": []}
+    records[1]["calls"].append(records[1]["calls"][0] | other)
+    records[1]["calls"][0]["tool_results"][0]["status"] = "timeout"
+    console = Console(file=io.StringIO(), width=200)
+    console.print(list_episodes(records))
+    header, first, second = console.file.getvalue().splitlines()
+    assert header.split() == "step split sample outcome reward solver checker tokens s notes".split()
+    assert first.split()[:7] == ["0", "1", "train", "first/0", "1", "+1.00", "+1.00"]
+    assert "-1.00" in second and "-2.00" in second
+    assert second.strip().endswith("solve: code_interpreter timeout, solve: length")
 
 
 def test_a_picture_of_it_is_written(folder, tmp_path):
-    write_svg(choose(read_records(folder)), tmp_path / "trace.svg")
+    write_svg(choose(read_records(folder), Wanted()), tmp_path / "trace.svg")
     svg = (tmp_path / "trace.svg").read_text()
     assert svg.startswith("<svg")
     title = f"{tmp_path.parent.name}/{tmp_path.name}, sample third, episode 0"

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from ruamel.yaml import YAML
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.report.episodes import read_records as read_episodes
 from recipe.dag.report.evaluation_log import episode_from
 from recipe.dag.report.journal import episode_files, read_records
 from recipe.dag.report.run_record import launches
-from recipe.dag.report.trace import read_records as read_episodes
 from recipe.dag.types.record import Episode
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""One recorded episode, readable: `verl-dag trace OUTPUT_DIR`.
+"""A recorded episode in a terminal: `verl-dag trace OUTPUT_DIR`.
 
-Invariant: reads `episodes.jsonl` and nothing else. Whatever a record holds (texts, names of tools, uids) is printed
-literally, interpreted neither by rich nor by a terminal, and is legal in XML.
+Invariant: whatever a record holds (texts, names of tools, uids) is printed literally, interpreted neither by rich nor
+by a terminal, and is legal in XML.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -21,8 +22,6 @@ from rich.text import Text
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.printable import printable
-from recipe.dag.report.journal import EPISODES, episode_files, run_name
-from recipe.dag.report.journal import read_records as read_lines
 from recipe.dag.report.pass_at_k import SOLVED
 
 COLORS = ("cyan", "green", "magenta", "yellow", "blue", "red")
@@ -31,64 +30,22 @@ MAX_CHARS = 4000
 """Length to which each text is cut unless all of it is asked for."""
 
 
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the episodes of a folder's or file's journal, in order, with the name of their `run`. Raises UserError."""
-    files = (episode_files(path) or [path / EPISODES[0]]) if path.is_dir() else [path]
-    for file in files:
-        for record in read_lines(file, "pass the output folder of a run, or its episodes.jsonl", _is_episode):
-            yield record | {"run": run_name(file)}
+def render(record: Mapping[str, Any], *, agent: str | None = None, full: bool = False) -> RenderableType:
+    """Return one episode as panels: the problem, and for each call its text, tools, reward and advantage.
 
-
-def _is_episode(record: Mapping[str, Any]) -> bool:
-    """Check the fields that every episode has, of the types that are read here."""
-    calls, outcome = record.get("calls"), record.get("outcome")
-    return (
-        {"uid", "index"} <= record.keys()
-        and isinstance(record.get("sample"), dict)
-        and isinstance(outcome, int | float | None)
-        and isinstance(calls, list)
-        and all(isinstance(call, dict) and {"node", "agent", "text"} <= call.keys() for call in calls)
-    )
-
-
-def choose(
-    records: Iterator[dict[str, Any]],
-    *,
-    step: int | None = None,
-    split: Literal["train", "validation"] | None = None,
-    solved: bool | None = None,
-    position: int = 0,
-) -> dict[str, Any]:
-    """Return the episode at `position` among those that match, of the last step by default. Raises UserError if there
-    are fewer."""
-    matches: list[dict[str, Any]] = []
-    count = 0
-    for record in records:
-        count += 1
-        if step is not None and record.get("step") != step:
-            continue
-        if split is not None and record.get("split", "train") != split:
-            continue
-        if solved is not None and ((record.get("outcome") or 0.0) >= SOLVED) != solved:
-            continue
-        if step is None and matches and matches[-1].get("step") != record.get("step"):
-            matches.clear()  # a later step
-        matches.append(record)
-    if len(matches) <= position:
-        raise UserError(f"{len(matches)} of {count} recorded episodes match; episode {position} is not among them")
-    return matches[position]
-
-
-def render(record: Mapping[str, Any], *, max_chars: int | None = MAX_CHARS) -> RenderableType:
-    """Return one episode as panels: the problem, and for each call its text, tools, reward and advantage."""
+    agent: whose calls to show alone
+    full: the whole texts, and with them prompts, the ground truth, the parts of the rewards, and stop reasons
+    """
     record = _printable(record)
     agents = list(dict.fromkeys(call["agent"] for call in record["calls"]))
-    trained = record.get("split", "train") == "train"
-    parts: list[RenderableType] = [Text(_headline(record), style="bold"), _problem(record, max_chars)]
+    shown = _Shown(None if full else MAX_CHARS, full, record.get("split", "train") == "train")
+    parts: list[RenderableType] = [Text(_headline(record), style="bold"), _problem(record, shown)]
     for call in record["calls"]:
-        parts.append(_call(call, COLORS[agents.index(call["agent"]) % len(COLORS)], max_chars, trained))
+        if agent not in (None, call["agent"]):
+            continue
+        parts.append(_call(call, COLORS[agents.index(call["agent"]) % len(COLORS)], shown))
         if call.get("candidates"):
-            parts += _siblings(call, record.get("dropped", ()), max_chars, trained)
+            parts += _siblings(call, record.get("dropped", ()), shown)
     for skip in record.get("skips", ()):
         parts.append(Text(f"turn {skip['turn']}: node {skip['node']} was skipped ({skip['reason']})", style="dim"))
     fault = record.get("fault")
@@ -98,14 +55,24 @@ def render(record: Mapping[str, Any], *, max_chars: int | None = MAX_CHARS) -> R
     return Group(*parts)
 
 
-def show(record: Mapping[str, Any], console: Console, *, max_chars: int | None = MAX_CHARS) -> None:
-    console.print(render(record, max_chars=max_chars))
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """How much of a record to print."""
+
+    max_chars: int | None
+    full: bool
+    trained: bool
+    """Whether calls have an advantage, or should."""
 
 
-def write_svg(record: Mapping[str, Any], path: Path, *, max_chars: int | None = MAX_CHARS) -> None:
+def show(record: Mapping[str, Any], console: Console, *, agent: str | None = None, full: bool = False) -> None:
+    console.print(render(record, agent=agent, full=full))
+
+
+def write_svg(record: Mapping[str, Any], path: Path, *, agent: str | None = None, full: bool = False) -> None:
     """Write the episode as a picture, 100 columns wide. It loads no font: rich's style sheet names a CDN."""
     console = Console(record=True, width=100, file=io.StringIO())
-    show(record, console, max_chars=max_chars)
+    show(record, console, agent=agent, full=full)
     try:
         svg = console.export_svg(title=printable(_title(record)))
         path.write_text(re.sub(r"@font-face *{[^}]*}\s*", "", svg, count=2), encoding="utf-8")
@@ -128,44 +95,64 @@ def _episode(record: Mapping[str, Any]) -> str:
     return f"sample {record['uid']}, episode {record['index']}"
 
 
-def _problem(record: Mapping[str, Any], max_chars: int | None) -> Panel:
-    prompt = record["sample"].get("prompt", "")
+def _problem(record: Mapping[str, Any], shown: _Shown) -> Panel:
+    prompt, truth = record["sample"].get("prompt", ""), record["sample"].get("ground_truth")
     if isinstance(prompt, list):
         prompt = "\n".join(str(message.get("content", "")) for message in prompt if isinstance(message, dict))
-    return Panel(_literal(str(prompt), max_chars), title="problem", title_align="left", box=box.SQUARE, style="dim")
+    text = _literal(str(prompt), shown.max_chars)
+    if shown.full and truth not in (None, ""):
+        text.append(f"\n\nground truth: {truth}")
+    return Panel(text, title="problem", title_align="left", box=box.SQUARE, style="dim")
 
 
-def _call(call: Mapping[str, Any], color: str, max_chars: int | None, trained: bool) -> Panel:
+def _call(call: Mapping[str, Any], color: str, shown: _Shown) -> Panel:
     body: list[RenderableType] = []
-    if call.get("observation"):
+    max_chars, tools = shown.max_chars, call.get("tool_results", ())
+    if shown.full and call.get("prompt_text"):
+        body += [Text("prompt", style="bold"), _indented(call["prompt_text"], "  ", None), Text()]
+    elif call.get("observation"):
         body += [Text("observation", style="bold"), _indented(call["observation"], "< ", max_chars), Text()]
+    # the text is the last generation: tools that an earlier one asked for come before it
+    before = [tool for tool in tools if 0 < tool.get("generation", 0) < call.get("generations", 0)]
+    for tool in before:
+        body += [*_tool(tool, max_chars), Text()]
     body.append(_literal(call.get("completion") or call["text"], max_chars))
-    for tool in call.get("tool_results", ()):
-        body += _tool(tool, max_chars)
+    for tool in tools:
+        if tool not in before:
+            body += _tool(tool, max_chars)
+    if shown.full:
+        body += _more(call)
     name = call["node"] if call["node"] == call["agent"] else f"{call['node']} ({call['agent']})"
     where = "".join(f", {key} {call[key]}" for key in ("turn", "round") if call.get(key))
     return Panel(
         Group(*body),
         title=f"[bold]{escape(name)}[/bold]{where}",
         title_align="left",
-        subtitle=", ".join(_numbers(call, trained)),
+        subtitle=", ".join(_numbers(call, shown)),
         subtitle_align="right",
         box=box.ROUNDED,
         border_style=color,
     )
 
 
-def _siblings(
-    call: Mapping[str, Any], dropped: Iterable[Mapping[str, Any]], max_chars: int | None, trained: bool
-) -> Iterator[Panel]:
+def _more(call: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Yield what the text that others read differs in from the model's, and the parts of the reward."""
+    if call.get("completion"):
+        yield Text("\npassed on", style="bold")
+        yield _indented(call["text"], "  ", None)
+    if parts := call.get("reward_parts"):
+        yield Text(f"\nreward: {', '.join(f'{name} {part:+.2f}' for name, part in parts.items())}")
+
+
+def _siblings(call: Mapping[str, Any], dropped: Iterable[Mapping[str, Any]], shown: _Shown) -> Iterator[Panel]:
     """Yield the siblings of a candidate, which were not kept."""
     slot = [call[key] for key in ("node", "turn", "round")]
     for other in dropped:
         if [other[key] for key in ("node", "turn", "round")] == slot:
-            yield _call(other, "dim", max_chars, trained)
+            yield _call(other, "dim", shown)
 
 
-def _numbers(call: Mapping[str, Any], trained: bool) -> Iterator[str]:
+def _numbers(call: Mapping[str, Any], shown: _Shown) -> Iterator[str]:
     if call.get("candidates"):
         yield f"candidate {call['candidate'] + 1} of {call['candidates']}"
         yield f"score {call['score']:+.2f}" if call.get("score") is not None else "no score"
@@ -174,11 +161,11 @@ def _numbers(call: Mapping[str, Any], trained: bool) -> Iterator[str]:
     elif call.get("reward") is not None:
         yield f"reward {call['reward']:+.2f}"
     advantage = call.get("advantage")
-    if trained:
+    if shown.trained:
         yield f"advantage {advantage:+.2f}" if advantage is not None else "not trained"
     yield f"{sum(call.get('response_mask', ()))} tokens"
     yield f"{call.get('seconds', 0.0):.1f} s"
-    if call.get("stop_reason") not in ("stop", "", None):
+    if call.get("stop_reason") not in ("", None) and (shown.full or call["stop_reason"] != "stop"):
         yield escape(str(call["stop_reason"]))
 
 

@@ -16,25 +16,51 @@ from recipe.dag.core.errors import UserError
 
 def trace(
     folder: Annotated[Path, typer.Argument(help="The output folder of a run.")],
-    step: Annotated[int | None, typer.Option(help="The step; the last one recorded by default.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write all that match as a page, trace.html, instead.")
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="The step; the last one recorded, a page has all.")] = None,
     validation: Annotated[bool | None, typer.Option("--validation/--training", help="One split alone.")] = None,
     solved: Annotated[bool | None, typer.Option("--solved/--unsolved", help="Only such episodes.")] = None,
+    uid: Annotated[str | None, typer.Option(help="Only the episodes of this sample, in all steps.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Only episodes with this agent, and only its calls.")] = None,
+    worst: Annotated[
+        bool, typer.Option(help="Those with the least reward first, of the agent if one is given.")
+    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Print a line for each episode that matches.")] = False,
     episode: Annotated[int, typer.Option(min=0, help="Which of the episodes that match, from 0.")] = 0,
-    full: Annotated[bool, typer.Option(help="Print long texts whole.")] = False,
+    full: Annotated[
+        bool, typer.Option(help="Print whole texts, prompts, the truth, the parts of rewards, stop reasons.")
+    ] = False,
     svg: Annotated[Path | None, typer.Option(help="Write a picture to this file instead.")] = None,
 ) -> None:
-    """Print one recorded episode: the problem, and each call with its text, tools, reward and advantage."""
+    """Show recorded episodes: one in the terminal, a list, or all of the run as a page for a browser."""
     from rich.console import Console
 
-    from recipe.dag.report.trace import MAX_CHARS, choose, read_records, show, write_svg
+    from recipe.dag.report import trace as traces
+    from recipe.dag.report.episodes import Wanted, choose, list_episodes, read_records, select
 
     split = None if validation is None else "validation" if validation else "train"
-    record = choose(read_records(folder), step=step, split=split, solved=solved, position=episode)
-    max_chars = None if full else MAX_CHARS
+    wanted = Wanted(step, split, solved, uid, agent, worst)
+    if output is not None:
+        from recipe.dag.report.run_folder import read_run
+        from recipe.dag.report.viewer.page import write_page
+
+        run = read_run(folder)
+        typer.echo(write_page(run, select(run.records, wanted, last_step=False), output))
+        return
+    records = read_records(folder)
+    if list_:
+        console = Console()
+        if not console.is_terminal:
+            console.width = 1000  # a pipe cuts nothing
+        console.print(list_episodes(select(records, wanted), agent))
+        return
+    record = choose(records, wanted, episode)
     if svg is not None:
-        write_svg(record, svg, max_chars=max_chars)
+        traces.write_svg(record, svg, agent=agent, full=full)
     else:
-        show(record, Console(), max_chars=max_chars)
+        traces.show(record, Console(), agent=agent, full=full)
 
 
 def pass_at_k(

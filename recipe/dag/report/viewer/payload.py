@@ -1,0 +1,165 @@
+"""What the page shows: an index with the numbers of every call, and chunks with their texts and tokens.
+
+Invariant: an index entry and a chunk's entry are the same episode of the run's record; every call is in the index once.
+The browser reads the index at once and a chunk when one of its episodes is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from recipe.dag.report.journal import run_name
+from recipe.dag.report.run_folder import Run
+from recipe.dag.report.viewer.graph import graph_of
+from recipe.dag.report.viewer.vocabulary import vocabularies
+
+PROBLEM = 2000
+"""Characters of a problem in the index; an episode shows all of them."""
+DIGITS = 4
+"""Decimals of log-probs and other numbers per token."""
+CALL = ("node", "agent", "policy", "turn", "round", "reward", "advantage", "seconds", "generation_seconds")
+FLAGS = ("done", "unscored", "candidate", "candidates", "score", "generations", "usage")
+"""Fields of a call that are in the index only where they say something."""
+TOOL = ("name", "status", "start_seconds", "seconds", "waited")
+NOT_SHOWN = ("prompt_ids", "prompt_text")
+"""Fields of a call that chunks lack: a prompt is a text of the chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    index: dict[str, Any]
+    chunks: list[dict[str, Any]]
+    """One per step and split, in the order of `index["episodes"][i]["chunk"]`."""
+    vocabularies: dict[str, dict[int, str]]
+    """Token id -> text, by policy."""
+
+
+def payload_of(run: Run, records: Sequence[Mapping[str, Any]]) -> Payload:
+    """Return the page's data of a run; `records`: those of its episodes that the page has."""
+    problems: dict[tuple[str, str], int] = {}
+    described: list[dict[str, Any]] = []
+    chunks: dict[tuple[Any, str], _Chunk] = {}
+    episodes = []
+    for record in records:
+        key = (record.get("step"), record.get("split", "train"))
+        chunk = chunks.setdefault(key, _Chunk(len(chunks)))
+        problem = _problem(record["sample"])
+        number = problems.setdefault((problem["text"], problem["truth"]), len(problems))
+        if number == len(described):
+            described.append(problem | {"text": problem["text"][:PROBLEM]})
+        episodes.append(_entry(record, key) | {"problem": number, "chunk": chunk.number, "slot": len(chunk.episodes)})
+        chunk.add(record)
+    index = {
+        "version": 1,
+        "run": _about(run),
+        "graph": graph_of(run.workflow),
+        "agents": _agents(run, records),
+        "metrics": _columns(run.metrics),
+        "problems": described,
+        "episodes": episodes,
+    }
+    parts = [{"prompts": list(chunk.prompts), "episodes": chunk.episodes} for chunk in chunks.values()]
+    return Payload(index, parts, vocabularies(run, records))
+
+
+class _Chunk:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.prompts: dict[str, int] = {}
+        self.episodes: list[dict[str, Any]] = []
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        calls = [self._call(call) for call in _calls(record)]
+        self.episodes.append({**record, "calls": calls, "dropped": len(record.get("dropped") or ())})
+
+    def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {name: value for name, value in call.items() if name not in NOT_SHOWN}
+        kept["prompt"] = self.prompts.setdefault(call.get("prompt_text", ""), len(self.prompts))
+        kept["rollout_log_probs"] = _rounded(call.get("rollout_log_probs") or ())
+        kept["token_columns"] = {name: _rounded(values) for name, values in (call.get("token_columns") or {}).items()}
+        return kept
+
+
+def _calls(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the calls in the order of `Episode.all_calls`."""
+    return [*record["calls"], *(record.get("dropped") or ())]
+
+
+def _entry(record: Mapping[str, Any], key: tuple[Any, str]) -> dict[str, Any]:
+    entry = {"step": key[0] or 0, "split": key[1], "uid": record["uid"], "index": record["index"]}
+    entry |= {name: record.get(name) for name in ("outcome", "seconds", "turns", "ended_by", "attempts")}
+    if record.get("fault"):
+        entry["fault"] = str(record["fault"].get("boundary", "fault"))
+    entry["skips"] = [[skip["node"], skip["turn"], skip["round"]] for skip in record.get("skips") or ()]
+    kept = len(record["calls"])
+    entry["calls"] = [_numbers(call, dropped=number >= kept) for number, call in enumerate(_calls(record))]
+    return entry
+
+
+def _numbers(call: Mapping[str, Any], *, dropped: bool) -> dict[str, Any]:
+    numbers = {name: call.get(name) for name in CALL}
+    numbers |= {name: value for name in FLAGS if (value := call.get(name))}
+    numbers["start"] = call.get("start_seconds", 0.0)
+    numbers["stop"] = call.get("stop_reason", "")
+    numbers["parts"] = call.get("reward_parts") or {}
+    numbers["prompt_tokens"] = len(call.get("prompt_ids") or ())
+    numbers["tokens"] = sum(call.get("response_mask") or ())
+    if tools := call.get("tool_results"):
+        numbers["tools"] = [{name: tool.get(name) for name in TOOL} for tool in tools]
+    if not call.get("train", True):
+        numbers["untrained"] = True
+    return numbers | ({"dropped": True} if dropped else {})
+
+
+def _problem(sample: Mapping[str, Any]) -> dict[str, str]:
+    prompt, truth = sample.get("prompt", ""), sample.get("ground_truth")
+    if isinstance(prompt, list):
+        prompt = "\n\n".join(str(part.get("content", "")) for part in prompt if isinstance(part, Mapping))
+    source = sample.get("data_source")
+    return {"text": str(prompt), "truth": "" if truth is None else str(truth), "source": str(source or "")}
+
+
+def _agents(run: Run, records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the agents in the workflow's order, then those that only the records have."""
+    names = [agent["name"] for agent in run.workflow.get("agents", ())]
+    return list(dict.fromkeys([*names, *(call["agent"] for record in records for call in _calls(record))]))
+
+
+def _about(run: Run) -> dict[str, Any]:
+    launch, workflow = run.launch, run.workflow
+    return {
+        "name": run_name(run.folder / "episodes.jsonl"),
+        "workflow": workflow.get("dag_id"),
+        "description": workflow.get("description"),
+        "algorithm": workflow.get("algorithm") or {},
+        "policies": {name: _policy(policy, run) for name, policy in (workflow.get("policies") or {}).items()},
+        **{name: launch.get(name) for name in ("command", "seed", "started", "versions", "machine", "checkout")},
+        "summary": run.summary,
+    }
+
+
+def _policy(policy: Mapping[str, Any], run: Run) -> dict[str, Any]:
+    path = (policy.get("model") or {}).get("path")
+    if path and "${" in path:  # in the shipped workflows the launcher's MODEL_PATH
+        path = run.config.get("model_path") or path
+    return {"model": path, "frozen": bool(policy.get("frozen")), "api": policy.get("api") is not None}
+
+
+def _columns(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return {"steps": [...], "series": {key: [value or None per step]}}."""
+    keys = dict.fromkeys(key for line in metrics for key in line if key != "step")
+    series = {key: [line.get(key) for line in metrics] for key in keys}
+    return {"steps": [line["step"] for line in metrics], "series": series}
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, DIGITS) for value in values]
+
+
+def call_ids(index: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the id of each call, by which a link opens it."""
+    for episode in index["episodes"]:
+        where = "/".join(str(episode[name]) for name in ("step", "split", "uid", "index"))
+        yield from (f"{where}/{position}" for position in range(len(episode["calls"])))

@@ -1,0 +1,112 @@
+// Everything that the record holds of one call.
+
+import { html } from "./html.js";
+import { seconds, short } from "./format.js";
+import { whereOf } from "./group_screen.js";
+import { commonPrefix, visible } from "./text.js";
+import { segments } from "./tokens.js";
+import { Link, LongText } from "./ui.js";
+/** @import { CallDetail, CallNumbers, Episode, EpisodeDetail, Vocabularies } from "./data.js" */
+/** @import { Route } from "./route.js" */
+
+/** Characters that a prompt must share with an earlier one before they are folded. */
+const SHARED = 200;
+
+/**
+ * @param {{call: CallNumbers, position: number, episode: Episode, detail: EpisodeDetail, prompts: string[],
+ *   vocabularies: Vocabularies | null, route: Route}} props
+ */
+export function CallDetailView({ call, position, episode, detail, prompts, vocabularies, route }) {
+  const own = detail.calls[position];
+  const prompt = prompts[own.prompt] ?? "";
+  const fold = sharedWith(
+    prompt,
+    detail.calls.slice(0, position).map((other) => prompts[other.prompt] ?? ""),
+  );
+  const parts = segments(own, vocabularies?.[call.policy]);
+  const before = own.tool_results.filter(
+    (/** @type {any} */ tool) => parts === null && (tool.generation ?? 0) < own.generations,
+  );
+  const after = own.tool_results.filter((/** @type {any} */ tool) => !before.includes(tool));
+  return html`<div class="detail">
+    ${own.observation && html`<${Section} name="observation" text=${own.observation} />`}
+    ${
+      prompt
+        ? html`<details open=${prompt.length < 3000}><summary>prompt, ${call.prompt_tokens} tokens</summary><${LongText} label="prompt" text=${prompt} fold=${fold} /></details>`
+        : own.messages.length > 0 && html`<${Messages} messages=${own.messages} asked=${own.asked ?? []} />`
+    }
+    ${before.map((/** @type {any} */ tool, /** @type {number} */ at) => html`<${Tool} key=${at} tool=${tool} />`)}
+    ${
+      parts !== null && parts.length > 1
+        ? html`<h3>answer, ${own.generations} generations</h3><div class="text"><pre dir="auto">${parts.slice(0, 400).map((part, at) => html`<span key=${at} class=${part.sampled ? "" : "masked"}>${visible(part.text)}</span>`)}</pre></div>`
+        : html`<${Section} name="answer" text=${own.completion || own.text || "(empty)"} />`
+    }
+    ${after.map((/** @type {any} */ tool, /** @type {number} */ at) => html`<${Tool} key=${at} tool=${tool} />`)}
+    ${own.completion && html`<${Section} name="passed on, as the hook wrote it" text=${own.text || "(empty)"} />`}
+    ${hasKeys(own.parsed) && html`<${Section} name="parsed" text=${JSON.stringify(own.parsed, null, 2)} />`}
+    ${own.next_observation && html`<${Section} name="what the environment answered" text=${own.next_observation} />`}
+    ${hasKeys(own.env_info) && html`<${Section} name="info of the environment" text=${JSON.stringify(own.env_info, null, 2)} />`}
+    <${Numbers} call=${call} own=${own} />
+    ${own.response_ids.length > 0 && html`<p><${Link} to=${{ ...whereOf(episode), screen: "tokens", call: position, column: route.column }}>its ${own.response_ids.length} tokens<//></p>`}
+  </div>`;
+}
+
+/** @param {{name: string, text: string}} props */
+const Section = ({ name, text }) => html`<h3>${name}</h3><${LongText} label=${name} text=${text} />`;
+
+/** @param {{tool: any}} props */
+function Tool({ tool }) {
+  const { code, ...rest } = tool.arguments ?? {};
+  const errors = tool.stderr && !String(tool.text).includes(tool.stderr.trim()) ? tool.stderr : "";
+  return html`<section class=${`tool-call ${tool.status}`}><h3>${visible(tool.name)}: ${tool.status}, ${seconds(tool.seconds)}${tool.waited ? ` after waiting ${seconds(tool.waited)}` : ""}${tool.attempts > 1 ? `, ${tool.attempts} attempts` : ""}</h3>
+    ${hasKeys(rest) && html`<${LongText} label="arguments" text=${JSON.stringify(rest, null, 1)} />`}
+    ${code !== undefined && html`<${LongText} label="program" text=${String(code)} />`}
+    <${LongText} label="result" text=${String(tool.text)} />
+    ${errors && html`<${LongText} label="stderr" text=${errors} />`}</section>`;
+}
+
+/** @param {{messages: any[], asked: number[]}} props */
+function Messages({ messages, asked }) {
+  return html`<h3>messages</h3>${messages.map(
+    (
+      message,
+      at,
+    ) => html`<section key=${at} class="message"><b>${visible(String(message.role))}${asked.includes(at) ? ", asked by a hook" : ""}</b>
+    <${LongText} label=${String(message.role)} text=${typeof message.content === "string" ? message.content : JSON.stringify(message, null, 1)} /></section>`,
+  )}`;
+}
+
+/** @param {{call: CallNumbers, own: CallDetail}} props */
+function Numbers({ call, own }) {
+  const facts = [
+    ["policy", `${call.policy}, version ${own.weight_version}`],
+    ["temperature", own.temperature],
+    ["stopped by", own.stop_reason],
+    ["generations", own.generations],
+    ["model", seconds(own.generation_seconds)],
+    ["candidate", own.candidates ? `${own.candidate + 1} of ${own.candidates}, score ${short(own.score)}` : null],
+    ["branch", own.branch],
+    ["trained on", own.train === false ? "no" : null],
+    [
+      "usage",
+      own.usage &&
+        Object.entries(own.usage)
+          .map(([name, value]) => `${name} ${short(/** @type {number} */ (value))}`)
+          .join(", "),
+    ],
+  ].filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return html`<dl>${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${visible(String(value))}</dd></div>`)}</dl>`;
+}
+
+/**
+ * The number of characters at the start of a prompt that one of the earlier prompts has, too.
+ * @param {string} prompt
+ * @param {string[]} earlier
+ */
+function sharedWith(prompt, earlier) {
+  const longest = earlier.reduce((most, other) => Math.max(most, commonPrefix([prompt, other])), 0);
+  return longest >= SHARED ? longest : 0;
+}
+
+/** @param {any} value */
+const hasKeys = (value) => value !== null && value !== undefined && Object.keys(value).length > 0;

@@ -1,0 +1,99 @@
+// The page: unpacks the index, then shows the screen that the address names.
+
+import { html, render, useEffect, useState } from "./html.js";
+import { CreditScreen } from "./credit_screen.js";
+import { loadIndex } from "./data.js";
+import { EpisodeScreen } from "./episode_screen.js";
+import { GroupScreen } from "./group_screen.js";
+import { follow, screen } from "./keys.js";
+import { Model } from "./model.js";
+import { ProblemsScreen } from "./problems_screen.js";
+import { SCREENS } from "./route.js";
+import { RunScreen } from "./run_screen.js";
+import { Help, Search } from "./search.js";
+import { TokensScreen } from "./tokens_screen.js";
+import { Link } from "./ui.js";
+import { go, useRoute } from "./use_data.js";
+
+/** @type {Record<string, any>} */
+const VIEWS = {
+  run: RunScreen,
+  problems: ProblemsScreen,
+  group: GroupScreen,
+  episode: EpisodeScreen,
+  tokens: TokensScreen,
+  credit: CreditScreen,
+};
+const THEMES = ["light dark", "light", "dark"];
+
+/** @param {{model: Model}} props */
+function Page({ model }) {
+  const route = useRoute();
+  const [overlay, setOverlay] = useState("");
+  const [theme, setTheme] = useState(0);
+  const wide = useWide();
+  useEffect(() => {
+    const onKey = (/** @type {KeyboardEvent} */ event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey) {
+        return;
+      }
+      if (event.key === "Escape" && overlay !== "") {
+        setOverlay("");
+      } else if (/** @type {Element} */ (event.target).closest("input, textarea, select") === null) {
+        act(event);
+      }
+    };
+    const act = (/** @type {KeyboardEvent} */ event) => {
+      const opened = { "/": "search", "?": "help" }[event.key];
+      const target = overlay === "" && opened === undefined ? follow(event.key, route, model) : null;
+      if (opened !== undefined) {
+        setOverlay(opened);
+      } else if (target !== null) {
+        go(target);
+      }
+      if (opened !== undefined || target !== null) {
+        event.preventDefault();
+      }
+    };
+    addEventListener("keydown", onKey);
+    return () => removeEventListener("keydown", onKey);
+  }, [route, overlay, model]);
+  useEffect(() => {
+    document.documentElement.style.colorScheme = THEMES[theme];
+    dispatchEvent(new Event("theme"));
+  }, [theme]);
+  const present = SCREENS.filter((name) => name !== "credit" || model.splits.includes("train"));
+  return html`<nav aria-label="screens">
+      ${present.map((name) => html`<${Link} key=${name} to=${screen(name, route, model)} current=${route.screen === name}>${name}<//>`)}
+      <span class="fill"></span>
+      <button onClick=${() => setOverlay("search")}>search <kbd>/</kbd></button>
+      <button onClick=${() => setTheme((theme + 1) % THEMES.length)} aria-label="light or dark">◐</button>
+      <button onClick=${() => setOverlay("help")} aria-label="help">?</button>
+    </nav>
+    <main><${VIEWS[route.screen]} model=${model} route=${route} wide=${wide} /></main>
+    ${overlay === "search" && html`<${Search} model=${model} close=${() => setOverlay("")} />`}
+    ${overlay === "help" && html`<${Help} close=${() => setOverlay("")} />`}`;
+}
+
+/** Whether there is room for a graph beside itself. */
+function useWide() {
+  const query = "(min-width: 900px)";
+  const [wide, setWide] = useState(() => matchMedia(query).matches);
+  useEffect(() => {
+    const list = matchMedia(query);
+    const follow = () => setWide(list.matches);
+    list.addEventListener("change", follow);
+    return () => list.removeEventListener("change", follow);
+  }, []);
+  return wide;
+}
+
+const place = /** @type {HTMLElement} */ (document.getElementById("app"));
+try {
+  const model = new Model(await loadIndex());
+  place.textContent = "";
+  render(html`<${Page} model=${model} />`, place);
+} catch (error) {
+  place.textContent = `This page cannot be shown: ${error}`;
+  throw error;
+}

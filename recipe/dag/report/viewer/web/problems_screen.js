@@ -1,0 +1,53 @@
+// Problems over steps: which were learned, which were forgotten.
+
+import { html, useMemo, useState } from "./html.js";
+import { shareColor } from "./color.js";
+import { percent, signed } from "./format.js";
+import { KINDS } from "./model.js";
+import { excerpt } from "./text.js";
+import { Choice, Link } from "./ui.js";
+import { go } from "./use_data.js";
+import { Windowed } from "./windowed.js";
+/** @import { Model, Cell, MatrixRow } from "./model.js" */
+/** @import { Route } from "./route.js" */
+
+const ROW = 26;
+
+/** @param {{model: Model, route: Route}} props */
+export function ProblemsScreen({ model, route }) {
+  const splits = [...model.splits].sort().reverse();
+  const split = model.splits.includes(route.split) ? route.split : splits[0];
+  const { steps, rows } = useMemo(() => model.matrix(split), [model, split]);
+  const kinds = KINDS.filter((kind) => rows.some((row) => row.kind === kind));
+  const [kind, setKind] = useState("all");
+  const shown = kind === "all" || !kinds.includes(kind) ? rows : rows.filter((row) => row.kind === kind);
+  const columns = `minmax(9rem, 34rem) 6.5rem repeat(${steps.length}, minmax(1.6rem, 3rem))`;
+  const head = html`<div class="row head" style=${{ gridTemplateColumns: columns }}><span>problem</span><span>over the steps</span>
+    ${steps.map((step) => html`<span key=${step}>${step}</span>`)}</div>`;
+  return html`<h1>Problems <small>${rows.length} over ${steps.length} steps</small></h1>
+    <div class="bar-of-choices">
+      <${Choice} label="split" options=${splits} value=${split} choose=${(/** @type {string} */ one) => go({ screen: "problems", split: one })} />
+      <${Choice} label="kind" options=${["all", ...kinds]} value=${kinds.includes(kind) ? kind : "all"} choose=${setKind} />
+    </div>
+    <p class="hint">A cell is the share of the problem's episodes that solved it; it opens them. The record may hold a part of each step's episodes.</p>
+    <div class="matrix"><${Windowed} items=${shown} height=${ROW} head=${head} label="problems over steps"
+      row=${(
+        /** @type {MatrixRow} */ row,
+      ) => html`<div class="row" key=${row.problem} style=${{ gridTemplateColumns: columns, height: `${ROW}px` }}>
+        <span class="problem" title=${excerpt(model.index.problems[row.problem].text, 300)}>${excerpt(model.index.problems[row.problem].text, 90)}</span>
+        <span class="kind">${row.kind}</span>
+        ${steps.map((step) => html`<${CellView} key=${step} cell=${row.cells.get(step)} />`)}
+      </div>`} /></div>`;
+}
+
+/** @param {{cell: Cell | undefined}} props */
+function CellView({ cell }) {
+  if (cell === undefined) {
+    return html`<span></span>`;
+  }
+  const { step, split, uid } = cell.episodes[0];
+  const share = cell.graded ? cell.solved / cell.graded : null;
+  const title = `step ${step}: ${cell.solved} of ${cell.graded} solved, mean reward ${signed(cell.reward)}`;
+  return html`<${Link} class="cell" to=${{ screen: "group", step, split, uid }} title=${title}>
+    <span style=${{ background: shareColor(share) }}>${share === null ? "·" : percent(share).replace(" %", "")}</span><//>`;
+}

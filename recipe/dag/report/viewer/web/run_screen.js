@@ -1,0 +1,178 @@
+// The run: what it was, its graph with numbers, curves, phases, and alarms in words.
+
+import { html, useMemo, useState } from "./html.js";
+import { alarmsAt } from "./alarms.js";
+import { agentColor } from "./color.js";
+import { Curves } from "./curves.js";
+import { percent, seconds, short, signed } from "./format.js";
+import { GraphView } from "./graph.js";
+import { nodeNumbers } from "./model.js";
+import { Phases } from "./phases.js";
+import { mean, wilson } from "./statistics.js";
+import { Link } from "./ui.js";
+import { go } from "./use_data.js";
+/** @import { GraphNode, Index, Metrics } from "./data.js" */
+/** @import { Model } from "./model.js" */
+/** @import { Route } from "./route.js" */
+/** @import { Curve } from "./curves.js" */
+
+/** Curves per agent: heading, key of the metric. */
+const PER_AGENT = [
+  ["Reward of each agent, mean over its calls", "reward/mean"],
+  ["Share of the gradient's tokens", "grad_tokens_share"],
+  ["Tokens per call", "response_length/mean"],
+];
+
+/** @param {{model: Model, route: Route, wide: boolean}} props */
+export function RunScreen({ model, route, wide }) {
+  const { index } = model;
+  const step = route.step ?? index.metrics.steps.at(-1) ?? model.lastStep;
+  const choose = (/** @type {number} */ chosen) => go({ screen: "run", step: chosen });
+  const alarms = alarmsAt(index, index.metrics.steps.indexOf(step));
+  return html`<${About} run=${index.run} />
+    <${Steps} steps=${model.steps} step=${step} choose=${choose} />
+    ${alarms.length > 0 && html`<ul class="alarms" role="status">${alarms.map((alarm) => html`<li key=${alarm}>${alarm}</li>`)}</ul>`}
+    <${NodesOfStep} model=${model} step=${step} wide=${wide} />
+    ${
+      index.metrics.steps.length > 0 &&
+      html`<section><h2>Curves</h2><p class="hint">A click chooses the step. Shaded: 95 % interval over the episodes.</p>
+      <div class="grid">
+        <${Standard} index=${index} step=${step} choose=${choose} />
+        <${Phases} metrics=${index.metrics} at=${step} choose=${choose} />
+        <${Other} metrics=${index.metrics} step=${step} choose=${choose} />
+      </div></section>`
+    }`;
+}
+
+/** @param {{run: Record<string, any>}} props */
+function About({ run }) {
+  const algorithm = run.algorithm.estimator;
+  const commit =
+    run.checkout?.commit && `${run.checkout.commit.slice(0, 10)}${run.checkout.dirty ? " and changes" : ""}`;
+  const facts = [
+    ["estimator", algorithm],
+    ["seed", run.seed],
+    ["started", run.started],
+    ["commit", commit],
+    ["verl-dag", run.versions?.["verl-dag"]],
+    ["machine", run.machine],
+    ...Object.entries(run.policies).map(([name, policy]) => [
+      `policy ${name}`,
+      [policy.model, policy.frozen && "frozen", policy.api && "behind an API"].filter(Boolean).join(", "),
+    ]),
+    ["final accuracy", run.summary?.final_accuracy === undefined ? undefined : percent(run.summary.final_accuracy)],
+  ].filter(([, value]) => value !== undefined && value !== null && value !== "");
+  return html`<header class="about"><h1>${run.workflow ?? "run"} <small>${run.name}</small></h1>
+    ${run.description && html`<p>${run.description}</p>`}
+    <dl>${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+    ${run.command && html`<details><summary>Command</summary><pre>${run.command.join(" ")}</pre></details>`}
+  </header>`;
+}
+
+/** @param {{steps: number[], step: number, choose: (step: number) => void}} props */
+export function Steps({ steps, step, choose }) {
+  if (steps.length < 2) {
+    return null;
+  }
+  const at = Math.max(0, steps.indexOf(step));
+  return html`<label class="steps">step <b>${step}</b>
+    <input type="range" min="0" max=${steps.length - 1} value=${at} onInput=${(/** @type {any} */ event) => choose(steps[Number(event.target.value)])} />
+  </label>`;
+}
+
+/** @param {{model: Model, step: number, wide: boolean}} props */
+function NodesOfStep({ model, step, wide }) {
+  const trained = model.at(step);
+  const episodes = trained.length ? trained : model.at(step, "validation");
+  const numbers = useMemo(() => nodeNumbers(episodes), [step]);
+  const { graph, metrics, agents } = model.index;
+  if (graph === null) {
+    return null;
+  }
+  const value = (/** @type {string} */ key) => metrics.series[key]?.[metrics.steps.indexOf(step)] ?? null;
+  return html`<section><h2>Workflow at step ${step}</h2>
+    <p class="hint">${episodes.length} recorded episodes of ${episodes[0]?.split ?? "this step"}${" "}
+      ${episodes.length > 0 && html`<${Link} to=${{ screen: "problems", split: episodes[0].split }}>see them by problem<//>`}</p>
+    <${GraphView} graph=${graph} agents=${agents} wide=${wide} numbers=${(/** @type {GraphNode} */ node) => linesOf(node, numbers, value)} />
+  </section>`;
+}
+
+/**
+ * The numbers at a node.
+ * @param {GraphNode} node
+ * @param {ReturnType<typeof nodeNumbers>} numbers
+ * @param {(key: string) => number | null} value
+ */
+function linesOf(node, numbers, value) {
+  if (node.kind === "train") {
+    const time = value(`timing/${node.id}`);
+    return time === null ? [] : [seconds(time)];
+  }
+  if (node.kind === "reward") {
+    const paid = numbers.paid.get(node.id);
+    return paid === undefined ? [] : [`pays ${signed(mean(paid))} a call`];
+  }
+  const calls = numbers.calls.get(node.id) ?? [];
+  const skipped = numbers.skipped.get(node.id);
+  const lines =
+    node.agent === null ? [] : [node.agent === node.id ? `policy ${node.policy}` : `${node.agent} (${node.policy})`];
+  if (calls.length) {
+    const share = value(`agent/${node.agent}/grad_tokens_share`);
+    lines.push(
+      `reward ${signed(mean(calls.flatMap((call) => call.reward ?? [])))}, ${seconds(mean(calls.map((call) => call.seconds)))}`,
+    );
+    lines.push(
+      `${short(mean(calls.map((call) => call.tokens)))} tokens${share === null ? "" : `, ${percent(share)} of loss`}`,
+    );
+  }
+  return skipped === undefined ? lines : [...lines, `skipped ${skipped} times`];
+}
+
+/** @param {{index: Index, step: number, choose: (step: number) => void}} props */
+function Standard({ index, step, choose }) {
+  const { steps, series } = index.metrics;
+  const accuracy = ["episode/accuracy", "val/accuracy"]
+    .filter((key) => series[key] !== undefined)
+    .map((key) => ({
+      label: key === "val/accuracy" ? "validation" : "training",
+      values: series[key],
+      color: key === "val/accuracy" ? "hsl(35 85% 48%)" : "var(--accent)",
+      interval: intervalOf(series[key], series[key === "val/accuracy" ? "val/episode/count" : "episode/count"]),
+    }));
+  const charts = [{ title: "Accuracy", curves: accuracy, range: [0, 1] }];
+  for (const [title, key] of PER_AGENT) {
+    const curves = index.agents
+      .filter((agent) => series[`agent/${agent}/${key}`] !== undefined)
+      .map((agent) => ({
+        label: agent,
+        values: series[`agent/${agent}/${key}`],
+        color: agentColor(index.agents, agent),
+      }));
+    charts.push({ title, curves, range: key === "grad_tokens_share" ? [0, 1] : undefined });
+  }
+  return charts
+    .filter((chart) => chart.curves.length > 0)
+    .map((chart) => html`<${Curves} key=${chart.title} steps=${steps} at=${step} choose=${choose} ...${chart} />`);
+}
+
+/**
+ * @param {(number | null)[]} shares
+ * @param {(number | null)[] | undefined} counts
+ * @returns {[number | null, number | null][]}
+ */
+function intervalOf(shares, counts) {
+  return shares.map((share, at) => (share === null || !counts?.[at] ? [null, null] : wilson(share, counts[at] ?? 1)));
+}
+
+/** @param {{metrics: Metrics, step: number, choose: (step: number) => void}} props */
+function Other({ metrics, step, choose }) {
+  const keys = useMemo(() => Object.keys(metrics.series).sort(), [metrics]);
+  const first = keys.find((key) => key.endsWith("/entropy")) ?? keys[0];
+  const [key, setKey] = useState(first);
+  const shown = metrics.series[key] === undefined ? first : key;
+  const curve = { label: shown, values: metrics.series[shown], color: "var(--accent)" };
+  return html`<div><label class="pick">any metric
+      <input list="metrics" value=${key} onInput=${(/** @type {any} */ event) => setKey(event.target.value)} /></label>
+    <datalist id="metrics">${keys.map((one) => html`<option key=${one} value=${one} />`)}</datalist>
+    <${Curves} key=${shown} title=${shown} steps=${metrics.steps} at=${step} choose=${choose} curves=${[curve]} /></div>`;
+}
