@@ -137,6 +137,9 @@ app/test_cli.py::test_import_prints_or_writes_a_file_that_loads: needs a file of
   verl-dag import old.yaml -o new.yaml
 app/test_cli.py::test_trace_prints_an_episode: needs a run's folder
   verl-dag trace outputs/retool_ma_tiny --solved
+  verl-dag trace outputs/retool_ma_tiny -o trace.html
+  verl-dag trace outputs/retool_ma_tiny --list --worst
+  verl-dag trace outputs/retool_ma_tiny --worst --agent executor --full
 app/test_cli_eval.py::test_doctor_finds_this_machine_fit: loads verl in a process of its own
   verl-dag doctor
 app/test_cli_eval.py::test_doctor_trains_one_step_to_fill_caches: needs a model

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from torch import Tensor, cat
+from torch import Tensor, as_tensor, cat
 
 from recipe.dag.types.row import Row
+
+SILENT = 1e-9
+"""Sum of |advantage| up to which a group teaches nothing."""
 
 
 def loss_shares(rows: Sequence[Row], loss_agg: str, weights: Mapping[str, float] | None = None) -> dict[str, float]:
@@ -50,3 +53,35 @@ def weighted(rows: Sequence[Row], advantages: Sequence[Tensor], weights: Sequenc
         )
         for row, values, own in zip(rows, advantages, weights, strict=True)
     ]
+
+
+def lessons(rows: Sequence[Row], advantages: Sequence[Tensor], loss_agg: str) -> dict[str, dict[str, float]]:
+    """Return what each agent's tokens in the loss are taught, by agent and name.
+
+    grad_mass: share of the sum of weight times |advantage| over the rows; absent if no token has an advantage
+    advantage_size: mean of |advantage| over its tokens
+    silent_groups: share of its samples (`uid`) in which none of its tokens has an advantage
+    """
+    mass: dict[str, float] = defaultdict(float)
+    sizes: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    spoken: dict[str, dict[str, bool]] = defaultdict(dict)
+    for row, values in zip(rows, advantages, strict=True):
+        tokens = row.loss_mask()
+        scale = 1.0 / max(sum(tokens), 1) if loss_agg == "seq-mean-token-mean" else 1.0
+        sums = [0.0, *(values.abs().double() * as_tensor(tokens)).cumsum(0).tolist()]
+        for call, (start, end) in zip(row.calls, row.spans(), strict=True):
+            count, size = sum(tokens[start:end]), sums[end] - sums[start]
+            if count:
+                mass[call.agent] += scale * size
+                sizes[call.agent][0] += size
+                sizes[call.agent][1] += count
+                spoken[call.agent][row.uid] = spoken[call.agent].get(row.uid, False) or size > SILENT
+    total = sum(mass.values())
+    return {
+        agent: {
+            **({"grad_mass": part / total} if total > SILENT else {}),
+            "advantage_size": sizes[agent][0] / sizes[agent][1],
+            "silent_groups": 1.0 - sum(spoken[agent].values()) / len(spoken[agent]),
+        }
+        for agent, part in mass.items()
+    }

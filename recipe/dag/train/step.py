@@ -21,7 +21,7 @@ import torch
 from recipe.dag.algorithms.blocks import Importance, Uncertainty
 from recipe.dag.algorithms.estimate import estimate
 from recipe.dag.core.errors import UserError
-from recipe.dag.credit.agent_share import equal_weights, loss_shares, weighted
+from recipe.dag.credit.agent_share import equal_weights, lessons, loss_shares, weighted
 from recipe.dag.credit.importance import importance_weights
 from recipe.dag.credit.uncertainty import surprise, uncertainty_weights
 from recipe.dag.policy.policy import PolicyRuntime
@@ -328,6 +328,11 @@ class TrainingStep:
         for name, batch in self.batches.items():
             values = batch.metrics | token_metrics(batch.rows, batch.columns)
             metrics |= {f"agent/{agent}/grad_tokens_share": share for agent, share in self.loss_shares(name).items()}
+            if "advantages" in batch.columns:
+                taught = lessons(batch.rows, batch.columns["advantages"], self.workflow.algorithm.loss_agg)
+                metrics |= {
+                    f"agent/{agent}/{key}": value for agent, own in taught.items() for key, value in own.items()
+                }
             memory = {key: values.pop(key) for key in list(values) if key.startswith("perf/")}
             if "values" in batch.columns:
                 values |= value_metrics(batch)

@@ -34,6 +34,7 @@ from recipe.dag.report.metrics import rollout_metrics, validation_metrics
 from recipe.dag.report.phases import PHASES, announce, phase
 from recipe.dag.report.progress import TrainingPasses
 from recipe.dag.report.results import write_results
+from recipe.dag.report.starvation import Starvation
 from recipe.dag.train import checkpoint
 from recipe.dag.train.alternation import as_bound
 from recipe.dag.train.call_filter import outside_loss, penalise_overlong, void_metrics
@@ -89,6 +90,7 @@ class Trainer:
         self.startup: float | None = None
         """Seconds from the process's start to the first rollout; None before that and once they are reported."""
         self._dominated: set[str] = set()
+        self.starvation = Starvation(workflow)
         self.coach_bias = BiasMonitor(int(config.report.coach_bias_steps))
         self.complete: int | None = None
         """The step whose weights the policies hold; None while they are being updated."""
@@ -212,7 +214,7 @@ class Trainer:
         metrics["timing/step"] = time.monotonic() - started
         self.journal.episodes(step, episodes)
         await self._report(step, metrics)
-        for line in (*self.coach_bias.alarms, *self._dominance(training)):
+        for line in (*self.coach_bias.alarms, *self._dominance(training), *self.starvation.lines(metrics)):
             print(f"step {step}: {line}", flush=True)
         if stopped is not None:
             raise stopped

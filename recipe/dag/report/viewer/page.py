@@ -86,7 +86,7 @@ def _data(payload: Payload) -> Iterable[str]:
 
 
 def _script(name: str, data: Mapping[str, Any]) -> str:
-    packed = base64.b64encode(gzip.compress(to_json(data), 9, mtime=0)).decode()
+    packed = base64.b64encode(gzip.compress(to_json(data), 6, mtime=0)).decode()
     return f'<script type="application/gzip" id="{name}">{packed}</script>'
 
 

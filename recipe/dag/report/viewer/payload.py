@@ -88,7 +88,8 @@ def _calls(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _entry(record: Mapping[str, Any], key: tuple[Any, str]) -> dict[str, Any]:
-    entry = {"step": key[0] or 0, "split": key[1], "uid": record["uid"], "index": record["index"]}
+    uid = str(record["uid"]).encode("utf-8", "replace").decode()  # an address has no halves of characters
+    entry: dict[str, Any] = {"step": key[0] or 0, "split": key[1], "uid": uid, "index": record["index"]}
     entry |= {name: record.get(name) for name in ("outcome", "seconds", "turns", "ended_by", "attempts")}
     if record.get("fault"):
         entry["fault"] = str(record["fault"].get("boundary", "fault"))
@@ -143,7 +144,7 @@ def _about(run: Run) -> dict[str, Any]:
 def _policy(policy: Mapping[str, Any], run: Run) -> dict[str, Any]:
     path = (policy.get("model") or {}).get("path")
     if path and "${" in path:  # in the shipped workflows the launcher's MODEL_PATH
-        path = run.config.get("model_path") or path
+        path = run.config.get("model_path")
     return {"model": path, "frozen": bool(policy.get("frozen")), "api": policy.get("api") is not None}
 
 

@@ -23,6 +23,10 @@ export function alarmsAt(index, at) {
     if (share !== null && share < LITTLE) {
       found.push(`${agent} supplies ${percent(share)} of the gradient's tokens, so it hardly learns`);
     }
+    const silent = value(`agent/${agent}/silent_groups`);
+    if (silent !== null && silent > 0.9) {
+      found.push(`in ${percent(silent)} of the groups of ${agent} all its advantages are 0`);
+    }
     const cut = value(`agent/${agent}/truncated`);
     if (cut !== null && cut > 0.2) {
       found.push(`${percent(cut)} of the calls of ${agent} were cut off: raise its max_tokens`);

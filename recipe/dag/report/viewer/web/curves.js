@@ -4,13 +4,18 @@ import { html, useEffect, useRef } from "./html.js";
 import { short } from "./format.js";
 
 /**
- * @typedef {{label: string, values: (number | null)[], color: string, interval?: [number | null, number | null][], dash?: boolean}} Curve
+ * @typedef {object} Curve
+ * @property {string} label
+ * @property {(number | null)[]} values  per step
+ * @property {string} color
+ * @property {[number | null, number | null][]} [interval]  shaded
  */
 
 const HEIGHT = 180;
 
 /**
- * @param {{title: string, steps: number[], curves: Curve[], at: number, choose: (step: number) => void, range?: [number, number]}} props
+ * @param {{title: string, steps: number[], curves: Curve[], at: number, choose: (step: number) => void,
+ *   range?: [number, number]}} props  at: the chosen step; range: of the values, if it is not theirs
  */
 export function Curves({ title, steps, curves, at, choose, range }) {
   const place = useRef(/** @type {HTMLDivElement | null} */ (null));
@@ -20,11 +25,8 @@ export function Curves({ title, steps, curves, at, choose, range }) {
     if (element === null) {
       return undefined;
     }
-    const plot = new globalThis.uPlot(
-      options(element, steps, curves, at, choose, range),
-      columns(steps, curves),
-      element,
-    );
+    const { uPlot } = /** @type {any} */ (globalThis);
+    const plot = new uPlot(options(element, steps, curves, at, choose, range), columns(steps, curves), element);
     const observer = new ResizeObserver(() => plot.setSize({ width: element.clientWidth, height: HEIGHT }));
     observer.observe(element);
     const theme = matchMedia("(prefers-color-scheme: dark)");
@@ -95,7 +97,6 @@ function options(element, steps, curves, at, choose, range) {
         label: one.label,
         stroke: resolved(element, one.color),
         width: 2,
-        dash: one.dash ? [6, 4] : undefined,
         spanGaps: true,
         points: { show: one.values.filter((value) => value !== null).length < 3 },
       })),

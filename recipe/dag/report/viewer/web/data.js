@@ -47,7 +47,8 @@
  *
  * @typedef {{text: string, truth: string, source: string}} Problem
  * @typedef {[number, number]} Place  rank, and distance from the rank's middle
- * @typedef {{id: string, kind: string, agent: string | null, policy: string | null, when: boolean, place: Place}} GraphNode
+ * @typedef {{id: string, kind: string, agent: string | null, policy: string | null, when: boolean,
+ *   place: Place}} GraphNode
  * @typedef {{nodes: GraphNode[], edges: {places: Place[], loop: boolean}[]}} Graph
  * @typedef {{steps: number[], series: Record<string, (number | null)[]>}} Metrics
  *

@@ -5,13 +5,13 @@ import { agentColor } from "./color.js";
 import { excerpt } from "./text.js";
 /** @import { Graph, GraphNode, Place } from "./data.js" */
 
-const WIDTH = 172;
-const GAP = [36, 14];
+const WIDTH = 168;
+const GAP = [28, 14];
 const LINE = 16;
 
 /**
- * @param {{graph: Graph, agents: string[], numbers: (node: GraphNode) => string[], wide: boolean}} props  wide: ranks go to the right,
- *   otherwise down
+ * @param {{graph: Graph, agents: string[], numbers: (node: GraphNode) => string[], wide: boolean}} props  numbers: the
+ *   lines at a node; wide: ranks go to the right, otherwise down
  */
 export function GraphView({ graph, agents, numbers, wide }) {
   const lines = new Map(graph.nodes.map((node) => [node.id, numbers(node)]));
@@ -33,20 +33,24 @@ export function GraphView({ graph, agents, numbers, wide }) {
     2 * widest * across + (wide ? height : WIDTH) + 8 + 24,
   ];
   const size = wide ? [long, broad] : [broad, long];
-  return html`<div class="graph"><svg width=${size[0]} height=${size[1]} viewBox=${`0 0 ${size[0]} ${size[1]}`} role="img"
-      aria-label=${`the workflow: ${graph.nodes.map((node) => node.id).join(", ")}`}>
+  const curve = (/** @type {{places: Place[], loop: boolean}} */ edge) =>
+    (edge.loop ? backward : forward)(edge.places.map(middle), height, wide);
+  const label = `the workflow: ${graph.nodes.map((node) => node.id).join(", ")}`;
+  return html`<div class="graph"><svg width=${size[0]} height=${size[1]} role="img" aria-label=${label}>
     <defs><marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">
       <path d="M0 0L8 4L0 8z" class="arrow" /></marker></defs>
     ${graph.edges.map(
-      (edge, at) => html`<path key=${at} class=${edge.loop ? "edge loop" : "edge"} marker-end="url(#arrow)"
-      d=${edge.loop ? backward(edge.places.map(middle), height, wide) : forward(edge.places.map(middle), height, wide)} />`,
+      (edge, at) => html`<path key=${at} class=${edge.loop ? "edge loop" : "edge"} d=${curve(edge)}
+        marker-end="url(#arrow)" />`,
     )}
     ${graph.nodes.map((node) => {
       const [x, y] = middle(node.place);
-      return html`<g key=${node.id} class=${`node ${node.kind}`} transform=${`translate(${x - WIDTH / 2} ${y - height / 2})`}>
-        <rect width=${WIDTH} height=${height} rx=${node.kind === "agent" ? 4 : 14} style=${{ stroke: agentColor(agents, node.agent) }} />
-        <text x="9" y="17" class="name">${excerpt(node.id, 22)}${node.when ? " ?" : ""}</text>
-        ${(lines.get(node.id) ?? []).map((line, row) => html`<text key=${row} x="9" y=${17 + LINE * (row + 1)}>${excerpt(line, 26)}</text>`)}
+      const corner = `translate(${x - WIDTH / 2} ${y - height / 2})`;
+      const color = agentColor(agents, node.agent);
+      const own = [`${excerpt(node.id, 22)}${node.when ? " ?" : ""}`, ...(lines.get(node.id) ?? [])];
+      return html`<g key=${node.id} class=${`node ${node.kind}`} transform=${corner}>
+        <rect width=${WIDTH} height=${height} rx=${node.kind === "agent" ? 4 : 14} style=${{ stroke: color }} />
+        ${own.map((line, row) => html`<text key=${row} x="9" y=${17 + LINE * row}>${excerpt(line, 27)}</text>`)}
       </g>`;
     })}
   </svg></div>`;
@@ -88,7 +92,10 @@ function forward(points, height, wide) {
 function backward(points, height, wide) {
   const [[fromX, fromY], [x, y]] = points;
   const bow = 22;
-  return wide
-    ? `M${fromX} ${fromY + height / 2}C${fromX} ${fromY + height / 2 + bow} ${x} ${y + height / 2 + bow} ${x} ${y + height / 2}`
-    : `M${fromX + WIDTH / 2} ${fromY}C${fromX + WIDTH / 2 + bow} ${fromY} ${x + WIDTH / 2 + bow} ${y} ${x + WIDTH / 2} ${y}`;
+  if (wide) {
+    const [under, low] = [fromY + height / 2, y + height / 2];
+    return `M${fromX} ${under}C${fromX} ${under + bow} ${x} ${low + bow} ${x} ${low}`;
+  }
+  const [beside, right] = [fromX + WIDTH / 2, x + WIDTH / 2];
+  return `M${beside} ${fromY}C${beside + bow} ${fromY} ${right + bow} ${y} ${right} ${y}`;
 }

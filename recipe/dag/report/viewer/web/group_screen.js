@@ -40,13 +40,14 @@ function Separators({ group }) {
   if (found.length === 0) {
     return null;
   }
-  return html`<section><h2>What separated the solved from the rest</h2>
-    <div class="scroll"><table><thead><tr><th>sum per episode</th><th>solved</th><th>others</th><th title="how far the solved are above the others: 1 or −1 if a threshold separates them">effect</th></tr></thead>
+  const explained = "how far the solved are above the others: 1 or −1 if a threshold separates them";
+  return html`<section><h2>What separated the solved from the rest</h2><div class="scroll"><table>
+    <thead><tr><th>sum per episode</th><th>solved</th><th>others</th><th title=${explained}>effect</th></tr></thead>
     <tbody>${found.map(
-      (
-        one,
-      ) => html`<tr key=${one.label}><td>${visible(one.label)}</td><td>${number(one.solved)}</td><td>${number(one.rest)}</td>
-      <td><${Signed} value=${one.effect} most=${1} /></td></tr>`,
+      (one) => html`<tr key=${one.label}>
+        <td>${visible(one.label)}</td><td>${number(one.solved)}</td><td>${number(one.rest)}</td>
+        <td><${Signed} value=${one.effect} most=${1} /></td>
+      </tr>`,
     )}</tbody></table></div></section>`;
 }
 
@@ -56,20 +57,30 @@ function Siblings({ model, group, details }) {
   const most = Math.max(...group.flatMap((one) => one.calls.map((call) => Math.abs(call.advantage ?? 0))), 1e-9);
   const differing = details && slots.find((slot) => textsAt(slot, details).some((text, _, texts) => text !== texts[0]));
   return html`<section><h2>Episodes side by side</h2>
-    ${differing && html`<p class="hint">The first call whose texts differ is ${visible(differing.label)}; texts begin where they differ.</p>`}
-    <div class="scroll"><table class="siblings"><thead><tr><th>call</th>
-      ${group.map(
-        (
-          episode,
-        ) => html`<th key=${episode.index}><${Link} to=${{ screen: "episode", ...whereOf(episode) }}>episode ${episode.index}<//>
-        <${Outcome} episode=${episode} /> <span title="sum of its calls' rewards">${signed(rewardOf(episode))}</span></th>`,
-      )}
-      <th title="of the advantages">sum</th></tr></thead>
-    <tbody>${slots.map((slot) => html`<${SlotRow} key=${slot.label} slot=${slot} group=${group} details=${details} most=${most} agents=${model.agents} />`)}</tbody>
+    ${differing && html`<p class="hint">
+      ${`The first call whose texts differ is ${visible(differing.label)}; texts begin where they differ.`}</p>`}
+    <div class="scroll"><table class="siblings">
+      <thead><tr><th>call</th>
+        ${group.map((episode) => html`<${SiblingHead} key=${episode.index} episode=${episode} />`)}
+        <th title="of the advantages">sum</th></tr></thead>
+      <tbody>${slots.map(
+        (slot) => html`<${SlotRow} key=${slot.label} slot=${slot} group=${group} details=${details} most=${most}
+          agents=${model.agents} />`,
+      )}</tbody>
     </table></div></section>`;
 }
 
-/** @typedef {{label: string, agent: string, positions: (number | null)[]}} Slot  positions: of the call in each sibling */
+/** @param {{episode: Episode}} props */
+function SiblingHead({ episode }) {
+  return html`<th><${Link} to=${{ screen: "episode", ...whereOf(episode) }}>episode ${episode.index}<//>
+    <${Outcome} episode=${episode} />
+    <span title="sum of its calls' rewards">${signed(rewardOf(episode))}</span></th>`;
+}
+
+/**
+ * A call that the siblings have in common, and its position in each of them.
+ * @typedef {{label: string, agent: string, positions: (number | null)[]}} Slot
+ */
 
 /** @param {{slot: Slot, group: Episode[], details: EpisodeDetail[] | null, most: number, agents: string[]}} props */
 function SlotRow({ slot, group, details, most, agents }) {
@@ -83,11 +94,13 @@ function SlotRow({ slot, group, details, most, agents }) {
         return html`<td key=${episode.index} class="none">–</td>`;
       }
       const detail = details?.[at].calls[position];
+      const text = detail && `${from > 0 ? "… " : ""}${excerpt(textOf(detail).slice(from), 160) || "(empty)"}`;
+      const parts = Object.entries(call.parts).map(([payer, part]) => ` ${payer} ${signed(part)}`);
       const tools = (call.tools ?? []).map((tool) => `${tool.name} ${tool.status}`).join(", ");
-      return html`<td key=${episode.index}><${Signed} value=${call.advantage} most=${most} title="advantage" />
-        <span class="parts">${signed(call.reward)}${Object.entries(call.parts).map(([payer, part]) => ` ${payer} ${signed(part)}`)}</span>
-        <${Link} class="snippet" to=${{ screen: "episode", ...whereOf(episode), call: position }}>
-          ${detail === undefined ? "…" : `${from > 0 ? "… " : ""}${excerpt(textOf(detail).slice(from), 160) || "(empty)"}`}<//>
+      return html`<td key=${episode.index}>
+        <${Signed} value=${call.advantage} most=${most} title="advantage" />
+        <span class="parts">${visible(`${signed(call.reward)}${parts.join("")}`)}</span>
+        <${Link} class="snippet" to=${{ screen: "episode", ...whereOf(episode), call: position }}>${text ?? "…"}<//>
         ${tools && html`<small>${visible(tools)}</small>`}</td>`;
     })}
     <td>${advantages.length ? signed(advantages.reduce((a, b) => a + b, 0)) : "–"}</td></tr>`;

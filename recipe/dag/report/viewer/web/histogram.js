@@ -13,6 +13,7 @@ export function Histogram({ values, label, bins = 24 }) {
   const most = Math.max(...counts);
   return html`<figure class="histogram"><svg viewBox=${`0 0 ${bins} 10`} preserveAspectRatio="none" role="img"
       aria-label=${`${label}: ${values.length} values from ${short(low)} to ${short(high)}`}>
-    ${counts.map((n, at) => n > 0 && html`<rect key=${at} x=${at + 0.05} width="0.9" y=${10 - (10 * n) / most} height=${(10 * n) / most} />`)}
+    ${counts.map((n, at) => n > 0 && html`<rect key=${at} x=${at + 0.05} width="0.9" y=${10 - (10 * n) / most}
+      height=${(10 * n) / most} />`)}
   </svg><figcaption><span>${short(low)}</span><span>${label}</span><span>${short(high)}</span></figcaption></figure>`;
 }

@@ -58,8 +58,10 @@ export function follow(key, route, model) {
  * @param {Model} model
  */
 export function screen(name, route, model) {
-  const step = model.lastStep;
-  const first = model.episodeAt(route) ?? model.at(step)[0] ?? model.episodes.at(-1);
+  const wanted = route.split === "" ? "train" : route.split;
+  const same = model.episodes.filter((one) => one.split === wanted);
+  const shown = same.length ? same : model.episodes;
+  const first = model.episodeAt(route) ?? shown.find((one) => one.step === shown[shown.length - 1].step);
   if (name === "run" || name === "credit") {
     return { screen: name, step: route.step };
   }

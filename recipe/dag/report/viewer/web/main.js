@@ -8,7 +8,7 @@ import { GroupScreen } from "./group_screen.js";
 import { follow, screen } from "./keys.js";
 import { Model } from "./model.js";
 import { ProblemsScreen } from "./problems_screen.js";
-import { SCREENS } from "./route.js";
+import { parseRoute, SCREENS } from "./route.js";
 import { RunScreen } from "./run_screen.js";
 import { Help, Search } from "./search.js";
 import { TokensScreen } from "./tokens_screen.js";
@@ -45,7 +45,7 @@ function Page({ model }) {
     };
     const act = (/** @type {KeyboardEvent} */ event) => {
       const opened = { "/": "search", "?": "help" }[event.key];
-      const target = overlay === "" && opened === undefined ? follow(event.key, route, model) : null;
+      const target = overlay === "" && opened === undefined ? follow(event.key, parseRoute(location.hash), model) : null;
       if (opened !== undefined) {
         setOverlay(opened);
       } else if (target !== null) {
@@ -57,14 +57,15 @@ function Page({ model }) {
     };
     addEventListener("keydown", onKey);
     return () => removeEventListener("keydown", onKey);
-  }, [route, overlay, model]);
+  }, [overlay, model]);
   useEffect(() => {
     document.documentElement.style.colorScheme = THEMES[theme];
     dispatchEvent(new Event("theme"));
   }, [theme]);
   const present = SCREENS.filter((name) => name !== "credit" || model.splits.includes("train"));
   return html`<nav aria-label="screens">
-      ${present.map((name) => html`<${Link} key=${name} to=${screen(name, route, model)} current=${route.screen === name}>${name}<//>`)}
+      ${present.map((name) => html`<${Link} key=${name} to=${screen(name, route, model)}
+        current=${route.screen === name}>${name}<//>`)}
       <span class="fill"></span>
       <button onClick=${() => setOverlay("search")}>search <kbd>/</kbd></button>
       <button onClick=${() => setTheme((theme + 1) % THEMES.length)} aria-label="light or dark">◐</button>
@@ -93,6 +94,7 @@ try {
   const model = new Model(await loadIndex());
   place.textContent = "";
   render(html`<${Page} model=${model} />`, place);
+  performance.mark("shown");
 } catch (error) {
   place.textContent = `This page cannot be shown: ${error}`;
   throw error;

@@ -139,14 +139,14 @@ function kindOf(cells) {
   if (shares.length === 0) {
     return "not graded";
   }
+  if (shares.length === 1) {
+    return "seen once";
+  }
   if (shares.every((share) => share === 0)) {
     return "never solved";
   }
   if (shares.every((share) => share === 1)) {
     return "always solved";
-  }
-  if (shares.length === 1) {
-    return "seen once";
   }
   const third = Math.max(1, Math.floor(shares.length / 3));
   const change = (mean(shares.slice(-third)) ?? 0) - (mean(shares.slice(0, third)) ?? 0);

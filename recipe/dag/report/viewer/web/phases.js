@@ -36,11 +36,13 @@ export function Phases({ metrics, at, choose }) {
   const most = series["timing/step"].reduce((/** @type {number} */ a, b) => Math.max(a, b ?? 0), 0);
   const chosen = phasesAt(metrics, steps.indexOf(at));
   return html`<figure class="phases"><figcaption>Seconds of each step, by phase</figcaption>
-    <div class="bars" role="img" aria-label=${`step ${at}: ${chosen.map((part) => `${part.name} ${seconds(part.seconds)}`).join(", ")}`}>
+    <div class="bars" role="img"
+      aria-label=${`step ${at}: ${chosen.map((part) => `${part.name} ${seconds(part.seconds)}`).join(", ")}`}>
       ${steps.map(
         (step, place) => html`<div key=${step} class=${step === at ? "bar chosen" : "bar"} onClick=${() => choose(step)}
         title=${`step ${step}: ${seconds(series["timing/step"][place])}`}>
-        ${phasesAt(metrics, place).map((part) => html`<span key=${part.name} style=${{ height: `${(100 * part.seconds) / most}%`, background: part.color }}></span>`)}
+        ${phasesAt(metrics, place).map((part) => html`<span key=${part.name}
+          style=${{ height: `${(100 * part.seconds) / most}%`, background: part.color }}></span>`)}
       </div>`,
       )}
     </div>

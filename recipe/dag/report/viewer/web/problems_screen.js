@@ -2,7 +2,7 @@
 
 import { html, useMemo, useState } from "./html.js";
 import { shareColor } from "./color.js";
-import { percent, signed } from "./format.js";
+import { signed } from "./format.js";
 import { KINDS } from "./model.js";
 import { excerpt } from "./text.js";
 import { Choice, Link } from "./ui.js";
@@ -21,23 +21,28 @@ export function ProblemsScreen({ model, route }) {
   const kinds = KINDS.filter((kind) => rows.some((row) => row.kind === kind));
   const [kind, setKind] = useState("all");
   const shown = kind === "all" || !kinds.includes(kind) ? rows : rows.filter((row) => row.kind === kind);
-  const columns = `minmax(9rem, 34rem) 6.5rem repeat(${steps.length}, minmax(1.6rem, 3rem))`;
-  const head = html`<div class="row head" style=${{ gridTemplateColumns: columns }}><span>problem</span><span>over the steps</span>
+  const columns = `minmax(9rem, min(34rem, 40vw)) 6.5rem repeat(${steps.length}, minmax(1.6rem, 3rem))`;
+  const head = html`<div class="row head" style=${{ gridTemplateColumns: columns }}><span>problem</span>
+    <span>over the steps</span>
     ${steps.map((step) => html`<span key=${step}>${step}</span>`)}</div>`;
+  const row = (/** @type {MatrixRow} */ { problem, kind: own, cells }) => {
+    const { text } = model.index.problems[problem];
+    return html`<div class="row" key=${problem} style=${{ gridTemplateColumns: columns, height: `${ROW}px` }}>
+      <span class="problem" title=${excerpt(text, 300)}>${excerpt(text, 90)}</span><span class="kind">${own}</span>
+      ${steps.map((step) => html`<${CellView} key=${step} cell=${cells.get(step)} />`)}
+    </div>`;
+  };
   return html`<h1>Problems <small>${rows.length} over ${steps.length} steps</small></h1>
     <div class="bar-of-choices">
-      <${Choice} label="split" options=${splits} value=${split} choose=${(/** @type {string} */ one) => go({ screen: "problems", split: one })} />
-      <${Choice} label="kind" options=${["all", ...kinds]} value=${kinds.includes(kind) ? kind : "all"} choose=${setKind} />
+      <${Choice} label="split" options=${splits} value=${split}
+        choose=${(/** @type {string} */ one) => go({ screen: "problems", split: one })} />
+      <${Choice} label="kind" options=${["all", ...kinds]} value=${kinds.includes(kind) ? kind : "all"}
+        choose=${setKind} />
     </div>
-    <p class="hint">A cell is the share of the problem's episodes that solved it; it opens them. The record may hold a part of each step's episodes.</p>
-    <div class="matrix"><${Windowed} items=${shown} height=${ROW} head=${head} label="problems over steps"
-      row=${(
-        /** @type {MatrixRow} */ row,
-      ) => html`<div class="row" key=${row.problem} style=${{ gridTemplateColumns: columns, height: `${ROW}px` }}>
-        <span class="problem" title=${excerpt(model.index.problems[row.problem].text, 300)}>${excerpt(model.index.problems[row.problem].text, 90)}</span>
-        <span class="kind">${row.kind}</span>
-        ${steps.map((step) => html`<${CellView} key=${step} cell=${row.cells.get(step)} />`)}
-      </div>`} /></div>`;
+    <p class="hint">A cell: the share of the recorded episodes that solved the problem, in per cent. It opens them.</p>
+    <div class="matrix">
+      <${Windowed} items=${shown} height=${ROW} head=${head} row=${row} label="problems over steps" />
+    </div>`;
 }
 
 /** @param {{cell: Cell | undefined}} props */
@@ -49,5 +54,5 @@ function CellView({ cell }) {
   const share = cell.graded ? cell.solved / cell.graded : null;
   const title = `step ${step}: ${cell.solved} of ${cell.graded} solved, mean reward ${signed(cell.reward)}`;
   return html`<${Link} class="cell" to=${{ screen: "group", step, split, uid }} title=${title}>
-    <span style=${{ background: shareColor(share) }}>${share === null ? "·" : percent(share).replace(" %", "")}</span><//>`;
+    <span style=${{ background: shareColor(share) }}>${share === null ? "·" : (100 * share).toFixed(0)}</span><//>`;
 }

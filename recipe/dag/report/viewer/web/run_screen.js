@@ -9,9 +9,10 @@ import { GraphView } from "./graph.js";
 import { nodeNumbers } from "./model.js";
 import { Phases } from "./phases.js";
 import { mean, wilson } from "./statistics.js";
-import { Link } from "./ui.js";
+import { visible } from "./text.js";
+import { Facts, Link } from "./ui.js";
 import { go } from "./use_data.js";
-/** @import { GraphNode, Index, Metrics } from "./data.js" */
+/** @import { Episode, Graph, GraphNode, Index, Metrics } from "./data.js" */
 /** @import { Model } from "./model.js" */
 /** @import { Route } from "./route.js" */
 /** @import { Curve } from "./curves.js" */
@@ -20,8 +21,12 @@ import { go } from "./use_data.js";
 const PER_AGENT = [
   ["Reward of each agent, mean over its calls", "reward/mean"],
   ["Share of the gradient's tokens", "grad_tokens_share"],
+  ["Gradient mass: share of tokens times |advantage|", "grad_mass"],
+  ["Groups without a signal", "silent_groups"],
   ["Tokens per call", "response_length/mean"],
 ];
+
+const SHARES = ["grad_tokens_share", "grad_mass", "silent_groups"];
 
 /** @param {{model: Model, route: Route, wide: boolean}} props */
 export function RunScreen({ model, route, wide }) {
@@ -31,41 +36,39 @@ export function RunScreen({ model, route, wide }) {
   const alarms = alarmsAt(index, index.metrics.steps.indexOf(step));
   return html`<${About} run=${index.run} />
     <${Steps} steps=${model.steps} step=${step} choose=${choose} />
-    ${alarms.length > 0 && html`<ul class="alarms" role="status">${alarms.map((alarm) => html`<li key=${alarm}>${alarm}</li>`)}</ul>`}
+    ${alarms.length > 0 && html`<ul class="alarms" role="status">
+      ${alarms.map((alarm) => html`<li key=${alarm}>${visible(alarm)}</li>`)}</ul>`}
     <${NodesOfStep} model=${model} step=${step} wide=${wide} />
-    ${
-      index.metrics.steps.length > 0 &&
-      html`<section><h2>Curves</h2><p class="hint">A click chooses the step. Shaded: 95 % interval over the episodes.</p>
+    ${index.metrics.steps.length > 0 && html`<section><h2>Curves</h2>
+      <p class="hint">A click chooses the step. Shaded: 95 % interval over the episodes.</p>
       <div class="grid">
         <${Standard} index=${index} step=${step} choose=${choose} />
         <${Phases} metrics=${index.metrics} at=${step} choose=${choose} />
         <${Other} metrics=${index.metrics} step=${step} choose=${choose} />
-      </div></section>`
-    }`;
+      </div></section>`}`;
 }
 
 /** @param {{run: Record<string, any>}} props */
 function About({ run }) {
-  const algorithm = run.algorithm.estimator;
   const commit =
     run.checkout?.commit && `${run.checkout.commit.slice(0, 10)}${run.checkout.dirty ? " and changes" : ""}`;
+  /** @type {[string, any][]} */
   const facts = [
-    ["estimator", algorithm],
+    ["estimator", run.algorithm.estimator],
     ["seed", run.seed],
     ["started", run.started],
     ["commit", commit],
     ["verl-dag", run.versions?.["verl-dag"]],
     ["machine", run.machine],
-    ...Object.entries(run.policies).map(([name, policy]) => [
-      `policy ${name}`,
-      [policy.model, policy.frozen && "frozen", policy.api && "behind an API"].filter(Boolean).join(", "),
-    ]),
-    ["final accuracy", run.summary?.final_accuracy === undefined ? undefined : percent(run.summary.final_accuracy)],
-  ].filter(([, value]) => value !== undefined && value !== null && value !== "");
-  return html`<header class="about"><h1>${run.workflow ?? "run"} <small>${run.name}</small></h1>
-    ${run.description && html`<p>${run.description}</p>`}
-    <dl>${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
-    ${run.command && html`<details><summary>Command</summary><pre>${run.command.join(" ")}</pre></details>`}
+    ["final accuracy", run.summary?.final_accuracy === undefined ? null : percent(run.summary.final_accuracy)],
+  ];
+  for (const [name, { model, frozen, api }] of Object.entries(run.policies)) {
+    facts.push([`policy ${name}`, [model, frozen && "frozen", api && "behind an API"].filter(Boolean).join(", ")]);
+  }
+  return html`<header class="about"><h1>${visible(run.workflow ?? "run")} <small>${visible(run.name)}</small></h1>
+    ${run.description && html`<p>${visible(run.description)}</p>`}
+    <${Facts} facts=${facts} />
+    ${run.command && html`<details><summary>Command</summary><pre>${visible(run.command.join(" "))}</pre></details>`}
   </header>`;
 }
 
@@ -76,7 +79,8 @@ export function Steps({ steps, step, choose }) {
   }
   const at = Math.max(0, steps.indexOf(step));
   return html`<label class="steps">step <b>${step}</b>
-    <input type="range" min="0" max=${steps.length - 1} value=${at} onInput=${(/** @type {any} */ event) => choose(steps[Number(event.target.value)])} />
+    <input type="range" min="0" max=${steps.length - 1} value=${at}
+      onInput=${(/** @type {any} */ event) => choose(steps[Number(event.target.value)])} />
   </label>`;
 }
 
@@ -85,16 +89,31 @@ function NodesOfStep({ model, step, wide }) {
   const trained = model.at(step);
   const episodes = trained.length ? trained : model.at(step, "validation");
   const numbers = useMemo(() => nodeNumbers(episodes), [step]);
-  const { graph, metrics, agents } = model.index;
-  if (graph === null) {
-    return null;
-  }
+  const { metrics, agents } = model.index;
+  const graph = model.index.graph ?? withoutEdges(episodes);
   const value = (/** @type {string} */ key) => metrics.series[key]?.[metrics.steps.indexOf(step)] ?? null;
+  const lines = (/** @type {GraphNode} */ node) => linesOf(node, numbers, value);
   return html`<section><h2>Workflow at step ${step}</h2>
-    <p class="hint">${episodes.length} recorded episodes of ${episodes[0]?.split ?? "this step"}${" "}
-      ${episodes.length > 0 && html`<${Link} to=${{ screen: "problems", split: episodes[0].split }}>see them by problem<//>`}</p>
-    <${GraphView} graph=${graph} agents=${agents} wide=${wide} numbers=${(/** @type {GraphNode} */ node) => linesOf(node, numbers, value)} />
+    <p class="hint">${`${episodes.length} recorded episodes `}
+      ${episodes.length > 0 && html`<${Link} to=${{ screen: "problems", split: episodes[0].split }}>by problem<//>`}</p>
+    ${graph.nodes.length > 0 && html`<${GraphView} graph=${graph} agents=${agents} wide=${wide} numbers=${lines} />`}
   </section>`;
+}
+
+/**
+ * The nodes of a run whose workflow is not recorded, in the order of their first calls.
+ * @param {Episode[]} episodes
+ * @returns {Graph}
+ */
+function withoutEdges(episodes) {
+  /** @type {Map<string, GraphNode>} */
+  const nodes = new Map();
+  for (const { node, agent, policy } of episodes.flatMap((one) => one.calls)) {
+    if (!nodes.has(node)) {
+      nodes.set(node, { id: node, kind: "agent", agent, policy, when: false, place: [nodes.size, 0] });
+    }
+  }
+  return { nodes: [...nodes.values()], edges: [] };
 }
 
 /**
@@ -118,12 +137,10 @@ function linesOf(node, numbers, value) {
     node.agent === null ? [] : [node.agent === node.id ? `policy ${node.policy}` : `${node.agent} (${node.policy})`];
   if (calls.length) {
     const share = value(`agent/${node.agent}/grad_tokens_share`);
-    lines.push(
-      `reward ${signed(mean(calls.flatMap((call) => call.reward ?? [])))}, ${seconds(mean(calls.map((call) => call.seconds)))}`,
-    );
-    lines.push(
-      `${short(mean(calls.map((call) => call.tokens)))} tokens${share === null ? "" : `, ${percent(share)} of loss`}`,
-    );
+    const reward = mean(calls.flatMap((call) => call.reward ?? []));
+    lines.push(`reward ${signed(reward)}, ${seconds(mean(calls.map((call) => call.seconds)))}`);
+    const tokens = short(mean(calls.map((call) => call.tokens)));
+    lines.push(`${tokens} tokens${share === null ? "" : `, ${percent(share)} of loss`}`);
   }
   return skipped === undefined ? lines : [...lines, `skipped ${skipped} times`];
 }
@@ -139,6 +156,7 @@ function Standard({ index, step, choose }) {
       color: key === "val/accuracy" ? "hsl(35 85% 48%)" : "var(--accent)",
       interval: intervalOf(series[key], series[key === "val/accuracy" ? "val/episode/count" : "episode/count"]),
     }));
+  /** @type {{title: string, curves: Curve[], range?: [number, number]}[]} */
   const charts = [{ title: "Accuracy", curves: accuracy, range: [0, 1] }];
   for (const [title, key] of PER_AGENT) {
     const curves = index.agents
@@ -148,7 +166,7 @@ function Standard({ index, step, choose }) {
         values: series[`agent/${agent}/${key}`],
         color: agentColor(index.agents, agent),
       }));
-    charts.push({ title, curves, range: key === "grad_tokens_share" ? [0, 1] : undefined });
+    charts.push({ title, curves, range: SHARES.includes(key) ? [0, 1] : undefined });
   }
   return charts
     .filter((chart) => chart.curves.length > 0)
@@ -174,5 +192,6 @@ function Other({ metrics, step, choose }) {
   return html`<div><label class="pick">any metric
       <input list="metrics" value=${key} onInput=${(/** @type {any} */ event) => setKey(event.target.value)} /></label>
     <datalist id="metrics">${keys.map((one) => html`<option key=${one} value=${one} />`)}</datalist>
-    <${Curves} key=${shown} title=${shown} steps=${metrics.steps} at=${step} choose=${choose} curves=${[curve]} /></div>`;
+    <${Curves} key=${shown} title=${shown} steps=${metrics.steps} at=${step} choose=${choose} curves=${[curve]} />
+      </div>`;
 }

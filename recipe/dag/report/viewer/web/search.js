@@ -38,9 +38,13 @@ export function Search({ model, close }) {
     };
   }, [query]);
   return html`<${Overlay} label="search" close=${close}>
-    <input ref=${input} type="search" aria-label="search" placeholder="search all episodes" value=${query} onInput=${(/** @type {any} */ event) => setQuery(event.target.value)} />
+    <input ref=${input} type="search" aria-label="search" placeholder="search all episodes" value=${query}
+      onInput=${(/** @type {any} */ event) => setQuery(event.target.value)} />
     <p class="hint" role="status">${state}</p>
-    <ul class="hits">${found.map((hit) => html`<li key=${hit.key}><${Link} to=${hit.to} onClick=${close}>${hit.title}<//> <span>${hit.text}</span></li>`)}</ul>
+    <ul class="hits">${found.map(
+      (hit) => html`<li key=${hit.key}>
+        <${Link} to=${hit.to} onClick=${close}>${hit.title}<//><span>${hit.text}</span></li>`,
+    )}</ul>
   <//>`;
 }
 
@@ -98,15 +102,18 @@ function add(hits, query, text, episode, call, where) {
 /** @param {{close: () => void}} props */
 export function Help({ close }) {
   return html`<${Overlay} label="help" close=${close}><h2>Keys</h2>
-    <table><tbody>${KEYS.map(([keys, does]) => html`<tr key=${keys}><th><kbd>${keys}</kbd></th><td>${does}</td></tr>`)}</tbody></table>
-    <p class="hint">The address names the call that is open: copy it, and it opens there again. Nothing on this page leaves it.</p>
-    <details><summary>Licences of what the page contains</summary><pre>${document.getElementById("licences")?.textContent}</pre></details>
+    <table><tbody>${KEYS.map(([keys, does]) => html`<tr key=${keys}><th><kbd>${keys}</kbd></th><td>${does}</td></tr>`)}
+      </tbody></table>
+    <p class="hint">The address names the call that is open: it opens there again. Nothing leaves this page.</p>
+    <details><summary>Licences of what the page contains</summary><pre>
+      ${document.getElementById("licences")?.textContent}</pre></details>
   <//>`;
 }
 
 /** @param {{label: string, close: () => void, children?: any}} props */
 function Overlay({ label, close, children }) {
-  return html`<div class="shade" onClick=${close}><div class="overlay" role="dialog" aria-modal="true" aria-label=${label}
+  return html`<div class="shade" onClick=${close}><div class="overlay" role="dialog" aria-modal="true"
+    aria-label=${label}
     onClick=${(/** @type {Event} */ event) => event.stopPropagation()}>
     <button class="close" aria-label="close" onClick=${close}>×</button>${children}</div></div>`;
 }

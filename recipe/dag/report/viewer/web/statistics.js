@@ -7,8 +7,8 @@
 export const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
 
 /**
- * How far the first values are above the others: the share of pairs in which the first is larger, less the share in which
- * it is smaller (Cliff's delta). 1 or -1 if a threshold separates them; null if a side is empty.
+ * How far the first values are above the others: the share of pairs in which the first is larger, less the share in
+ * which it is smaller (Cliff's delta). 1 or -1 if a threshold separates them; null if a side is empty.
  * @param {number[]} first
  * @param {number[]} second
  */

@@ -1,7 +1,14 @@
 // Texts of models, tools and data, made safe to look at. Pure.
 
-const CONTROL =
-  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+/** Control characters, marks of direction, and characters of no width. */
+const HIDDEN = [
+  "\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f",
+  "\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069",
+  "\\u200b\\u2028\\u2029\\u2060\\ufeff",
+].join("");
+/** Halves of characters, from bytes that were not UTF-8. */
+const HALVES = "[\\ud800-\\udbff](?![\\udc00-\\udfff])|(?<![\\ud800-\\udbff])[\\udc00-\\udfff]";
+const CONTROL = new RegExp(`[${HIDDEN}]|${HALVES}`, "g");
 
 /**
  * Return a text in which nothing is hidden: control characters, direction marks and halves of characters become signs.

@@ -33,19 +33,28 @@ export function TokensScreen({ model, route }) {
   const detail = loaded.detail.calls[position];
   const columns = columnsOf(detail, call.advantage);
   const column = columns.find((one) => one.name === route.column) ?? columns[0];
-  return html`<h1>Tokens <small>of ${visible(call.node)} in <${Link} to=${{ ...whereOf(episode), screen: "episode", call: position }}>episode ${episode.index} of ${visible(episode.uid)}<//>, step ${episode.step}</small></h1>
+  const vocabulary = vocabularies[call.policy];
+  const unknown = vocabulary === undefined ? "The tokenizer was not found, so tokens are ids." : "";
+  return html`<h1>Tokens <small>of ${visible(call.node)} in <${Link}
+    to=${{ ...whereOf(episode), screen: "episode", call: position }}>episode ${episode.index} of ${visible(episode.uid)}
+    <//>, step ${episode.step}</small></h1>
     ${
       detail.response_ids.length === 0
         ? html`<p class="empty">This call has no token ids.</p>`
         : html`
-    <${Choice} label="coloured by" options=${columns.map((one) => one.name)} value=${column.name} choose=${(/** @type {string} */ name) => go({ ...route, call: position, column: name })} />
-    <p class="hint">${column.name}: ${column.explains}. Hatched tokens were not sampled.${vocabularies[call.policy] === undefined ? " The tokenizer was not found, so tokens are ids." : ""}</p>
-    <div class="side-by-side"><${Strip} key=${`${route.uid}/${position}`} detail=${detail} columns=${columns} column=${column} vocabulary=${vocabularies[call.policy]} />
+    <${Choice} label="coloured by" options=${columns.map((one) => one.name)} value=${column.name}
+      choose=${(/** @type {string} */ name) => go({ ...route, call: position, column: name })} />
+    <p class="hint">${column.name}: ${column.explains}. Hatched tokens were not sampled. ${unknown}</p>
+    <div class="side-by-side"><${Strip} key=${`${route.uid}/${position}`} detail=${detail} columns=${columns}
+      column=${column} vocabulary=${vocabulary} />
       <${Histogram} values=${column.values.filter((value) => value !== null)} label=${column.name} /></div>`
     }`;
 }
 
-/** @param {{detail: CallDetail, columns: Column[], column: Column, vocabulary: Record<string, string> | undefined}} props */
+/**
+ * @param {{detail: CallDetail, columns: Column[], column: Column,
+ *   vocabulary: Record<string, string> | undefined}} props
+ */
 function Strip({ detail, columns, column, vocabulary }) {
   const [shown, setShown] = useState(SHOWN);
   const [at, setAt] = useState(/** @type {number | null} */ (null));
@@ -55,14 +64,17 @@ function Strip({ detail, columns, column, vocabulary }) {
     const place = event.target.dataset?.token;
     setAt(place === undefined ? null : Number(place));
   };
-  return html`<div><p class="reading" role="status">${at === null ? "Point at a token to read its numbers." : reading(ids[at], at, columns)}</p>
+  return html`<div><p class="reading" role="status">
+    ${at === null ? "Point at a token to read its numbers." : reading(ids[at], at, columns)}</p>
     <div class="tokens" onMouseOver=${under} onFocusIn=${under} onClick=${under}>
       ${ids.slice(0, shown).map((/** @type {number} */ id, /** @type {number} */ place) => {
         const text = tokenText(vocabulary, id);
-        return html`<span key=${place} data-token=${place} class=${detail.response_mask[place] ? "" : "masked"} style=${{ background: colors[place] }}>${visible(text).replace(/\n/g, "↵\n")}</span>`;
+        return html`<span key=${place} data-token=${place} class=${detail.response_mask[place] ? "" : "masked"}
+          style=${{ background: colors[place] }}>${visible(text).replace(/\n/g, "↵\n")}</span>`;
       })}
     </div>
-    ${ids.length > shown && html`<button class="more" onClick=${() => setShown(shown * 4)}>${ids.length - shown} more tokens</button>`}</div>`;
+    ${ids.length > shown && html`<button class="more" onClick=${() => setShown(shown * 4)}>
+      ${ids.length - shown} more tokens</button>`}</div>`;
 }
 
 /**

@@ -39,7 +39,8 @@ export function LongText({ text, label, fold = 0 }) {
  * @param {{value: number | null | undefined, most: number, title?: string}} props
  */
 export function Signed({ value, most, title }) {
-  return html`<span class="signed" title=${title} style=${{ background: signColor(value, most) }}>${signed(value)}</span>`;
+  return html`<span class="signed" title=${title} style=${{ background: signColor(value, most) }}>${signed(value)}
+    </span>`;
 }
 
 /**
@@ -63,12 +64,26 @@ export function Outcome({ episode }) {
 }
 
 /**
+ * Names and values; those without a value are left out.
+ * @param {{facts: [string, any][]}} props
+ */
+export function Facts({ facts }) {
+  const known = facts.filter(([, value]) => value !== null && value !== undefined && value !== "" && value !== false);
+  return html`<dl>
+    ${known.map(
+      ([name, value]) => html`<div key=${name}><dt>${visible(name)}</dt><dd>${visible(String(value))}</dd></div>`,
+    )}
+  </dl>`;
+}
+
+/**
  * Buttons of which one is chosen.
  * @param {{label: string, options: string[], value: string, choose: (option: string) => void}} props
  */
 export function Choice({ label, options, value, choose }) {
   return html`<div class="choice" role="group" aria-label=${label}>
-    ${options.map((option) => html`<button key=${option} aria-pressed=${option === value} onClick=${() => choose(option)}>${option}</button>`)}
+    ${options.map((option) => html`<button key=${option} aria-pressed=${option === value}
+      onClick=${() => choose(option)}>${option}</button>`)}
   </div>`;
 }
 

@@ -6,7 +6,8 @@ const BEYOND = 8;
 
 /**
  * @template T
- * @param {{items: T[], height: number, row: (item: T, at: number) => any, head?: any, label: string}} props  height: of a row, in pixels
+ * @param {{items: T[], height: number, row: (item: T, at: number) => any, head?: any, label: string}} props  height: of
+ *   a row, in pixels
  */
 export function Windowed({ items, height, row, head, label }) {
   const place = useRef(/** @type {HTMLDivElement | null} */ (null));

@@ -1,0 +1,264 @@
+"""The page of `verl-dag trace -o` in a headless Chromium or Chrome, opened from disk, and its pure modules in node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from recipe.dag.report.journal import Journal
+from recipe.dag.report.run_folder import read_run
+from recipe.dag.report.viewer.page import WEB, page_of, write_page
+from recipe.dag.report.viewer.payload import payload_of
+from tests.browser import browser, find
+from tests.report.conftest import build_call, build_episode, build_result
+
+MARKUP = '</script><script>document.title = "owned"</script><img src=x onerror="document.title=\'owned\'">'
+HOSTILE = f"{MARKUP}\x1b[31mred\x00 \u202eevil\u202c \u200f \ud800 \u05d0\u05d1"
+SHOWN = MARKUP + (
+    "\u241b[31mred\u2400 \u27e8202E\u27e9evil\u27e8202C\u27e9 \u27e8200F\u27e9 \u27e8D800\u27e9 \u05d0\u05d1"
+)
+LINE = "x" * 1_000_000
+OVERFLOW = "document.documentElement.scrollWidth <= innerWidth"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Two steps of two problems with four siblings each, and a validation of hostile texts."""
+    folder = tmp_path_factory.mktemp("run")
+    journal = Journal(folder)
+    for step in (1, 2):
+        for problem in "ab":
+            journal.episodes(step, [_sibling(f"{step}-{problem}", problem, index) for index in range(4)])
+        numbers = {"episode/accuracy": 0.25 * step, "episode/count": 8.0, "timing/step": 2.0, "timing/rollout": 1.5}
+        journal.metrics(step, numbers | {f"agent/{name}/reward/mean": 0.5 for name in ("plan", "check")})
+    tool = build_result(text=HOSTILE, name=HOSTILE, arguments={"code": LINE}, stderr=HOSTILE)
+    calls = [build_call(HOSTILE, text=HOSTILE, prompt_text=HOSTILE, tool_results=[tool]), build_call("plan", text=LINE)]
+    sample = {"prompt": HOSTILE, "ground_truth": HOSTILE, "data_source": HOSTILE}
+    journal.episodes(2, [build_episode(f"{HOSTILE}/#?%", calls=calls, sample=sample)], split="validation")
+    launch = folder / "run" / "1"
+    launch.mkdir(parents=True)
+    nodes = [{"id": "plan", "agent": "plan"}, {"id": "check", "agent": "check", "after": ["plan"]}]
+    agents = [{"name": name, "policy": "main"} for name in ("plan", "check")]
+    workflow = {"dag_id": "team", "agents": agents, "nodes": nodes, "policies": {"main": {"model": {"path": "m"}}}}
+    (launch / "workflow.json").write_text(json.dumps(workflow))
+    return read_run(folder)
+
+
+def _sibling(uid: str, problem: str, index: int):
+    solved = index % 2 == 0
+    sign = 1.0 if solved else -1.0
+    plan = build_call("plan", reward=0.5, reward_parts={"team": 0.5}, advantage=0.0, start_seconds=0.1, seconds=0.5)
+    result = build_result(start_seconds=0.7)
+    check = build_call("check", reward=sign, reward_parts={"score": sign}, advantage=sign, tool_results=[result])
+    check.text, check.start_seconds, check.seconds = f"the answer is {index}", 0.6, 1.0
+    sample = {"prompt": f"problem {problem}", "ground_truth": "42"}
+    return build_episode(uid, index, calls=[plan, check], sample=sample, outcome=float(solved))
+
+
+@pytest.fixture(scope="module")
+def opened(run, tmp_path_factory):
+    """A function that runs `await script(tab)` on a new tab with the page."""
+    executable = find()
+    if executable is None:
+        pytest.skip("no Chromium or Chrome on PATH, and CHROME is not set")
+    file = tmp_path_factory.mktemp("page") / "trace.html"
+    write_page(run, run.records, file)
+    loop = asyncio.new_event_loop()
+    started = browser(executable)
+    tab_of = loop.run_until_complete(started.__aenter__())
+
+    def drive(script, route: str = "", **options):
+        async def in_tab():
+            tab = await tab_of()
+            try:
+                await tab.open(f"{file.as_uri()}{route}", **options)
+                await script(tab)
+                assert tab.errors == [] and [u for u in tab.requests if not u.startswith("data:")] == [file.as_uri()]
+            finally:
+                await tab.close()
+
+        loop.run_until_complete(in_tab())
+
+    yield drive
+    loop.run_until_complete(started.__aexit__(None, None, None))
+    loop.close()
+
+
+async def visit(tab, route: str) -> None:
+    await tab.value(f"location.hash = {json.dumps(route)}")
+    await tab.until("document.querySelector('main [role=status].empty') === null")
+
+
+def test_every_call_is_on_the_screen_of_its_episode_once(opened, run):
+    async def script(tab):
+        for record in run.records:
+            if record["split"] == "train":
+                await visit(tab, f"#/episode/{record['step']}/train/{record['uid']}/{record['index']}")
+                title = f"{record['uid']}, number {record['index']}"
+                await tab.until(f"document.querySelector('h1').textContent.includes({json.dumps(title)})")
+                ids = await tab.value("[...document.querySelectorAll('[data-call]')].map((one) => one.dataset.call)")
+                assert ids == ["0", "1"]
+
+    opened(script)
+
+
+def test_hostile_texts_are_shown_as_text(opened):
+    async def script(tab):
+        for key in "354":
+            await tab.press(key)
+            await tab.until("document.querySelector('main h1')?.textContent.includes('evil')")
+        await tab.press("Escape")
+        await tab.press("j")
+        await tab.until("document.querySelector('.detail') !== null")
+        text = await tab.value("document.querySelector('main').textContent")
+        assert text.count(SHOWN) >= 6 and "\x1b" not in text and "\u202e" not in text
+        assert len(text) < 100_000, "a line of a megabyte is shown in part"
+        await tab.value("document.querySelector('.tool-call .more').click()")
+        await tab.until("document.querySelector('main').textContent.length > 30000")
+        assert await tab.value("document.title") != "owned"
+        assert await tab.value("document.querySelectorAll('main img, main script').length") == 0
+        assert await tab.value(OVERFLOW)
+
+    opened(script, "#/problems//validation", width=400)
+
+
+def test_the_keyboard_leads_from_a_call_to_its_siblings_and_to_other_steps(opened):
+    async def script(tab):
+        async def pressed(keys: str, expected: str) -> None:
+            for key in keys:
+                await tab.press(key)
+            await tab.until(f"location.hash === {json.dumps(expected)}")
+
+        await pressed("j", "#/episode/1/train/1-a/0/0")
+        await pressed("j", "#/episode/1/train/1-a/0/1")
+        await pressed("h", "#/episode/1/train/1-a/0/0")
+        await pressed("l]", "#/episode/1/train/1-a/1/1")
+        await pressed("}", "#/episode/2/train/2-a/1/1")
+        await pressed("{[", "#/episode/1/train/1-a/0/1")
+        await pressed("5", "#/tokens/1/train/1-a/0/1")
+        await pressed("3", "#/group/1/train/1-a/0")
+        await tab.press("?")
+        await tab.until("document.querySelector('[role=dialog]').textContent.includes('search')")
+        await tab.call("Input.dispatchKeyEvent", type="keyDown", key="Escape")
+        await tab.until("document.querySelector('[role=dialog]') === null")
+        await tab.press("/")
+        await tab.until("document.activeElement.type === 'search'")
+        await tab.call("Input.insertText", text="answer is 3")
+        await tab.until("document.querySelectorAll('.hits a').length === 4")
+
+    opened(script, "#/episode/1/train/1-a/0")
+
+
+def test_a_link_opens_its_call(opened):
+    async def script(tab):
+        await tab.until("document.querySelector('#call-1 .detail') !== null")
+        assert "the answer is 3" in await tab.value("document.querySelector('#call-1 .detail').textContent")
+        assert await tab.value("document.querySelector('#call-0 .detail')") is None
+
+    opened(script, "#/episode/2/train/2-b/3/1", dark=True)
+
+
+def test_a_group_says_what_separated_the_solved_from_the_rest(opened):
+    async def script(tab):
+        await tab.until("document.querySelector('.siblings .snippet')?.textContent.includes('from plan')")
+        text = await tab.value("document.querySelector('main').textContent")
+        assert "check: reward of score" in text and "plan: tokens" not in text
+        assert "first call whose texts differ is check" in text
+        sums = "[...document.querySelectorAll('.siblings tbody tr')].map((row) => row.lastElementChild.textContent)"
+        assert await tab.value(sums) == ["0.00", "0.00"]
+
+    opened(script, "#/group/1/train/1-a")
+
+
+@pytest.mark.parametrize(("width", "dark"), [(400, True), (1400, False)])
+def test_no_screen_is_wider_than_the_window(opened, width, dark):
+    async def script(tab):
+        for key in "123456":
+            await tab.press(key)
+            await tab.until(f"document.querySelectorAll('nav a')[{int(key) - 1}].ariaCurrent === 'true'")
+            await tab.until("document.querySelector('main h1') !== null")
+            assert await tab.value(OVERFLOW), key
+
+    opened(script, width=width, dark=dark)
+
+
+def test_five_hundred_episodes_are_on_the_screen_soon(tmp_path, opened, run):
+    journal = Journal(tmp_path / "many", max_per_step=None)
+    for step in range(10):
+        journal.episodes(step, [_sibling(f"{step}-{i // 4}", f"{i // 4}", i % 4) for i in range(50)])
+    many = read_run(tmp_path / "many")
+    assert len(many.records) == 500
+    file = tmp_path / "many.html"
+    file.write_bytes(page_of(payload_of(many, many.records)))
+
+    async def script(tab):
+        await tab.call("Page.navigate", url=f"{file.as_uri()}#/problems")
+        await tab.until("document.querySelectorAll('.matrix .row').length > 5")
+        tab.requests[:] = tab.requests[:1]
+        assert await tab.value("performance.getEntriesByName('shown')[0].startTime") < 5000
+
+    opened(script)
+
+
+NODE = """
+const { Model, creditOf, differences } = await import(URL + "/model.js");
+const { formatRoute, parseRoute } = await import(URL + "/route.js");
+const { dominance, histogram, trend, wilson } = await import(URL + "/statistics.js");
+const { firstDifference, visible } = await import(URL + "/text.js");
+const { signed } = await import(URL + "/format.js");
+const { alarmsAt } = await import(URL + "/alarms.js");
+const model = new Model(INDEX);
+const group = model.groupAt({ step: 1, split: "train", uid: "1-a" });
+const [plan, check] = creditOf(model.at(1), model.agents);
+const series = { "agent/a/reward/mean": [...Array(20).keys()], "episode/accuracy": Array(20).fill(0.5) };
+series["agent/a/grad_tokens_share"] = [0.01];
+const rising = { metrics: { steps: [], series }, agents: ["a"] };
+const odd = { screen: "group", uid: "%/#", split: "t", step: 0 };
+console.log(JSON.stringify({
+  kinds: model.matrix("train").rows.map((row) => row.kind),
+  history: model.history(group[0]).map((one) => one[0].uid),
+  differences: differences(group),
+  mass: [plan.mass, check.mass], signal: [plan.signal, check.signal], agreement: [plan.agreement, check.agreement],
+  route: [formatRoute(parseRoute("#/episode/3/train/a%2Fb/0/2")), parseRoute(formatRoute(odd)).uid],
+  dominance: [dominance([2, 3], [1]), dominance([1], [1]), dominance([], [1])],
+  histogram: histogram([0, 1, 1, 2], 2), trend: trend([1, 2, 3]), wilson: wilson(0.5, 100).map((one) => one.toFixed(3)),
+  difference: [firstDifference(["say one", "say two"]), firstDifference(["same", "same"])],
+  visible: visible("a\\n\\u001b\\u202e"), signed: [signed(-0.001), signed(1), signed(-2), signed(null)],
+  alarms: [alarmsAt(rising, 19).length, alarmsAt(rising, 0)],
+}));
+"""
+
+
+def test_what_the_screens_compute(run, tmp_path):
+    if shutil.which("node") is None:
+        pytest.skip("no node on PATH")
+    index = payload_of(run, [record for record in run.records if record["split"] == "train"]).index
+    modules = tmp_path / "web"
+    shutil.copytree(WEB, modules)
+    (modules / "package.json").write_text('{"type": "module"}')
+    script = tmp_path / "script.mjs"
+    script.write_text(NODE.replace("URL", json.dumps(modules.as_uri())).replace("INDEX", json.dumps(index), 1))
+    done = subprocess.run(["node", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    got = json.loads(done.stdout)
+    assert got["kinds"] == ["mixed", "mixed"] and got["history"] == ["1-a", "2-a"]
+    (difference,) = got["differences"]
+    assert difference == {"label": "check: reward of score", "solved": 1, "rest": -1, "effect": 1}
+    assert (got["mass"], got["signal"], got["agreement"]) == ([0, 1], [0, 1], [0, 1])
+    assert got["route"] == ["#/episode/3/train/a%2Fb/0/2", "%/#"]
+    assert got["dominance"] == [1, 0, None] and got["histogram"] == {"low": 0, "high": 2, "counts": [1, 3]}
+    assert (got["trend"], got["wilson"], got["difference"]) == (None, ["0.404", "0.596"], [4, 0])
+    assert got["visible"] == "a\n\u241b\u27e8202E\u27e9" and got["signed"] == ["0.00", "+1.00", "\u22122.00", "\u2013"]
+    (low,) = got["alarms"][1]
+    assert got["alarms"][0] == 1 and "a supplies 1 % of the gradient's tokens" in low
+
+
+def test_the_modules_have_the_types_that_their_comments_say():
+    if shutil.which("tsc") is None:
+        pytest.skip("no tsc on PATH: npm install --global typescript")
+    done = subprocess.run(["tsc", "-p", WEB], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
