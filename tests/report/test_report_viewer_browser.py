@@ -205,7 +205,7 @@ def test_five_hundred_episodes_are_on_the_screen_soon(tmp_path, opened, run):
 
 
 NODE = """
-const { Model, creditOf, differences } = await import(URL + "/model.js");
+const { Model, aboveSiblings, creditOf, differences } = await import(URL + "/model.js");
 const { formatRoute, parseRoute } = await import(URL + "/route.js");
 const { dominance, histogram, trend, wilson } = await import(URL + "/statistics.js");
 const { firstDifference, visible } = await import(URL + "/text.js");
@@ -222,6 +222,7 @@ console.log(JSON.stringify({
   kinds: model.matrix("train").rows.map((row) => row.kind),
   history: model.history(group[0]).map((one) => one[0].uid),
   differences: differences(group),
+  above: [aboveSiblings(group, group[0].calls[1], "score"), aboveSiblings([group[0]], group[0].calls[1], "score")],
   mass: [plan.mass, check.mass], signal: [plan.signal, check.signal], agreement: [plan.agreement, check.agreement],
   route: [formatRoute(parseRoute("#/episode/3/train/a%2Fb/0/2")), parseRoute(formatRoute(odd)).uid],
   dominance: [dominance([2, 3], [1]), dominance([1], [1]), dominance([], [1])],
@@ -249,6 +250,7 @@ def test_what_the_screens_compute(run, tmp_path):
     (difference,) = got["differences"]
     assert difference == {"label": "check: reward of score", "solved": 1, "rest": -1, "effect": 1}
     assert (got["mass"], got["signal"], got["agreement"]) == ([0, 1], [0, 1], [0, 1])
+    assert got["above"] == [1, None]
     assert got["route"] == ["#/episode/3/train/a%2Fb/0/2", "%/#"]
     assert got["dominance"] == [1, 0, None] and got["histogram"] == {"low": 0, "high": 2, "counts": [1, 3]}
     assert (got["trend"], got["wilson"], got["difference"]) == (None, ["0.404", "0.596"], [4, 0])

@@ -6,7 +6,7 @@ import { agentColor } from "./color.js";
 import { number, seconds, signed } from "./format.js";
 import { textOf, whereOf } from "./group_screen.js";
 import { describe, Lanes } from "./lanes.js";
-import { rewardOf } from "./model.js";
+import { aboveSiblings, rewardOf } from "./model.js";
 import { excerpt, visible } from "./text.js";
 import { Facts, Link, LongText, Outcome, Signed, Waiting } from "./ui.js";
 import { go, useDetail, useVocabularies } from "./use_data.js";
@@ -32,7 +32,7 @@ export function EpisodeScreen({ model, route }) {
   return html`<h1>Episode <small>${title}</small></h1>
     <${About} model=${model} episode=${episode} detail=${loaded?.detail ?? null} />
     <${Lanes} episode=${episode} agents=${model.agents} chosen=${route.call} choose=${choose} />
-    <${RewardFlow} episode=${episode} agents=${model.agents} />
+    <${RewardFlow} episode=${episode} group=${model.groupAt(route)} agents=${model.agents} />
     <section ref=${place}><h2>Calls</h2>
     ${episode.calls.map(
       (call, at) => html`<article key=${at} id=${`call-${at}`} class=${call.dropped ? "call dropped" : "call"}
@@ -107,9 +107,9 @@ function About({ model, episode, detail }) {
 
 /**
  * Which node paid which call: the parts of the rewards, with the sum below.
- * @param {{episode: Episode, agents: string[]}} props
+ * @param {{episode: Episode, group: Episode[], agents: string[]}} props
  */
-function RewardFlow({ episode, agents }) {
+function RewardFlow({ episode, group, agents }) {
   const payers = [...new Set(episode.calls.flatMap((call) => Object.keys(call.parts)))];
   const paid = episode.calls.flatMap((call, at) => (call.reward === null ? [] : [{ call, at }]));
   if (payers.length === 0 || paid.length === 0) {
@@ -119,11 +119,12 @@ function RewardFlow({ episode, agents }) {
   /** @type {[string, (call: CallNumbers) => any][]} */
   const rows = [];
   for (const payer of payers) {
-    const show = (/** @type {number} */ part) => html`<${Signed} value=${part} most=${most} />`;
-    rows.push([payer, ({ parts }) => parts[payer] !== undefined && show(parts[payer])]);
+    rows.push([payer, (call) => call.parts[payer] !== undefined && html`<${Part} group=${group} call=${call}
+      payer=${payer} most=${most} />`]);
   }
-  rows.push(["reward", (call) => signed(call.reward)], ["advantage", (call) => signed(call.advantage)]);
+  rows.push(["sum", (call) => signed(call.reward)], ["advantage", (call) => signed(call.advantage)]);
   return html`<div class="scroll"><table class="rewards" aria-label="which node paid which call">
+    <caption>Parts of the rewards; small: against the mean of the siblings.</caption>
     <thead><tr><th>paid by ↓ to →</th>
       ${paid.map(({ call, at }) => {
         const color = agentColor(agents, call.agent);
@@ -136,6 +137,13 @@ function RewardFlow({ episode, agents }) {
       </tr>`,
     )}</tbody>
   </table></div>`;
+}
+
+/** @param {{group: Episode[], call: CallNumbers, payer: string, most: number}} props */
+function Part({ group, call, payer, most }) {
+  const above = aboveSiblings(group, call, payer);
+  return html`<${Signed} value=${call.parts[payer]} most=${most} />
+    ${above !== null && html`<small title="against the mean of its siblings">${signed(above)}</small>`}`;
 }
 
 /** @param {CallNumbers} call */

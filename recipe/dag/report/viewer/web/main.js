@@ -45,7 +45,8 @@ function Page({ model }) {
     };
     const act = (/** @type {KeyboardEvent} */ event) => {
       const opened = { "/": "search", "?": "help" }[event.key];
-      const target = overlay === "" && opened === undefined ? follow(event.key, parseRoute(location.hash), model) : null;
+      const route = parseRoute(location.hash); // that of this moment: keys come faster than screens
+      const target = overlay === "" && opened === undefined ? follow(event.key, route, model) : null;
       if (opened !== undefined) {
         setOverlay(opened);
       } else if (target !== null) {

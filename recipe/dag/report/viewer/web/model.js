@@ -226,6 +226,21 @@ export function creditOf(episodes, agents) {
 }
 
 /**
+ * How much more a part of a call's reward is than its mean over the same call of the siblings; null without siblings. A
+ * group-relative advantage is the sum of these over the parts, scaled.
+ * @param {Episode[]} group
+ * @param {CallNumbers} call
+ * @param {string} payer
+ */
+export function aboveSiblings(group, call, payer) {
+  const same = (/** @type {CallNumbers} */ { node, turn, round }) =>
+    node === call.node && turn === call.turn && round === call.round;
+  const parts = group.flatMap((one) => kept(one).filter(same)).map((other) => other.parts[payer] ?? 0);
+  const middle = mean(parts);
+  return middle === null || parts.length < 2 ? null : (call.parts[payer] ?? 0) - middle;
+}
+
+/**
  * What told the solved siblings from the others: means of numbers per node, the largest effect first.
  * @param {Episode[]} group
  * @returns {Difference[]}

@@ -162,7 +162,7 @@ function Standard({ index, step, choose }) {
     const curves = index.agents
       .filter((agent) => series[`agent/${agent}/${key}`] !== undefined)
       .map((agent) => ({
-        label: agent,
+        label: visible(agent),
         values: series[`agent/${agent}/${key}`],
         color: agentColor(index.agents, agent),
       }));
