@@ -1,6 +1,6 @@
 // The page: unpacks the index, then shows the screen that the address names.
 
-import { html, render, useEffect, useState } from "./html.js";
+import { html, render, useEffect, useLayoutEffect, useState } from "./html.js";
 import { CreditScreen } from "./credit_screen.js";
 import { loadIndex } from "./data.js";
 import { EpisodeScreen } from "./episode_screen.js";
@@ -32,7 +32,7 @@ function Page({ model }) {
   const [overlay, setOverlay] = useState("");
   const [theme, setTheme] = useState(0);
   const wide = useWide();
-  useEffect(() => {
+  useLayoutEffect(() => {
     const onKey = (/** @type {KeyboardEvent} */ event) => {
       if (event.ctrlKey || event.metaKey || event.altKey) {
         return;
