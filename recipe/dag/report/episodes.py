@@ -80,8 +80,7 @@ def select(records: Iterable[dict[str, Any]], wanted: Wanted, *, last_step: bool
     if not matches:
         raise UserError(f"none of {count} recorded episodes matches")
     if wanted.worst:
-        rewards = {id(record): reward_of(record, wanted.agent) for record in matches}
-        matches.sort(key=lambda record: rewards[id(record)] if rewards[id(record)] is not None else math.inf)
+        matches.sort(key=lambda record: math.inf if (own := reward_of(record, wanted.agent)) is None else own)
     return matches
 
 

@@ -26,7 +26,7 @@ def graph_of(workflow: Mapping[str, Any]) -> dict[str, Any] | None:
     if not nodes:
         return None
     policies = {agent["name"]: agent["policy"] for agent in workflow.get("agents", ())}
-    after = {node["id"]: list(node.get("after") or ()) for node in nodes}
+    after: dict[str, list[str]] = {node["id"]: list(node.get("after") or ()) for node in nodes}
     places, edges = _layout(after)
     loops = [list(loop["nodes"]) for loop in (workflow.get("loops") or {}).values() if loop.get("nodes")]
     described = [

@@ -11,7 +11,7 @@ import gzip
 import html
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ _LARGE = 64 * 2**20
 """Bytes of a page that browsers open slowly."""
 
 
-def write_page(run: Run, records: list[Mapping[str, Any]], path: Path) -> str:
+def write_page(run: Run, records: Sequence[Mapping[str, Any]], path: Path) -> str:
     """Write the page and return a line about it. Raises UserError if it has no episode or cannot be written."""
     if not records:
         raise UserError(f"{run.folder}: no recorded episode matches")
