@@ -22,8 +22,8 @@ LEGAL = {
 """Moves so far -> the legal moves: the one that puts no chip in, then the one that does. Other histories are final."""
 RULES = (
     "In Kuhn poker, two players ante one chip each and get one of the cards J, Q and K; K is the highest. A player may "
-    "check, or bet one chip. After a bet, the other may call with one chip, or fold and leave the pot. If nobody folds, "
-    "the higher card wins the pot."
+    "check, or bet one chip. After a bet, the other one may call with a chip, or fold and leave the pot. If nobody "
+    "folds, the higher card wins the pot."
 )
 
 History = tuple[str, ...]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from recipe.dag.types.context import Context, Message, Output
     from recipe.dag.types.env import Env
     from recipe.dag.types.record import Call, Episode, ToolResult
+    from recipe.dag.types.scorer import Scorer
     from recipe.dag.types.tool import Tool
 
 __version__ = "0.2.0"
@@ -25,6 +26,7 @@ __all__ = [
     "Fault",
     "Message",
     "Output",
+    "Scorer",
     "SkipCall",
     "Tool",
     "ToolResult",
@@ -39,6 +41,7 @@ _MODULES = {
     "Fault": "core.errors",
     "Message": "types.context",
     "Output": "types.context",
+    "Scorer": "types.scorer",
     "SkipCall": "core.errors",
     "Tool": "types.tool",
     "ToolResult": "types.record",

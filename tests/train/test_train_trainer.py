@@ -100,7 +100,7 @@ def loop(monkeypatch, tmp_path):
             "data": {"train_batch_size": 1, "stratify_key": None, "max_response_length": 64},
             "actor_rollout_ref": {"rollout": {"n": 2}},
             "rollout": {"progress": True},
-            "validation": {"n": 2},
+            "validation": {"n": 2, "metrics": None, "metrics_freq": 1},
             "report": {
                 "episodes_per_step": 4,
                 "compress": False,

@@ -205,6 +205,12 @@ class Algorithm(Frozen):
         """Weight per turn of an agent's later rewards in an earlier call's return; None if the option is unset."""
         return None
 
+    @property
+    def decay_of_baseline(self) -> float | None:
+        """Decay of the moving averages that a run keeps as baselines (`train/role_baselines.py`); None: it keeps
+        none."""
+        return None
+
     def reward_columns(self, batch: CreditBatch) -> list[Sequence[float] | None]:
         """Return the rewards whose differences carry gradient, each [C]; None for the batch's own. A group may be left
         out only if its calls are equal in all of them."""

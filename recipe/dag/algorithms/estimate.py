@@ -5,7 +5,7 @@ Invariant: credit is a pure function of one policy's rows, or of all policies' r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,21 +27,23 @@ def estimate(
     values: Sequence[Tensor | None] | None = None,
     penalties: Sequence[Tensor | None] | None = None,
     mixer_credits: Sequence[Sequence[float]] | None = None,
+    baselines: Mapping[str, float] | None = None,
     base: str = "",
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """Return (advantages, returns) of one policy's rows, or of all policies', in their order: one float32 tensor per
     row, as long as its response, 0 where the mask is 0.
 
     `values` and `penalties` (added to each token's reward): per row a tensor as long as its response, or None.
-    `mixer_credits`: per row, the credit that a mixer gives its calls beside their rewards. `base`: the workflow file,
-    for a user's estimator. Raises ValueError for bad rows and missing values, UserError for errors of a user's
-    estimator.
+    `mixer_credits`: per row, the credit that a mixer gives its calls beside their rewards. `baselines`: by role.
+    `base`: the workflow file, for a user's estimator. Raises ValueError for bad rows and missing values, UserError for
+    errors of a user's estimator.
     """
     if algorithm.needs_values and values is None:
         raise ValueError(f"estimator {algorithm.estimator} needs a critic's values")
     if any(call.candidate is not None for row in rows for call in row.calls):
-        return _of_candidates(algorithm, rows, base)
-    batch = _batch(algorithm, rows, values=values, penalties=penalties, mixer_credits=mixer_credits)
+        return _of_candidates(algorithm, rows, baselines, base)
+    columns = {"values": values, "penalties": penalties, "mixer_credits": mixer_credits, "baselines": baselines}
+    batch = _batch(algorithm, rows, **columns)
     return algorithm.credit(batch, base)
 
 
@@ -52,13 +54,16 @@ def score_advantages(algorithm: Algorithm, rows: Sequence[Row]) -> list[list[flo
     return [[tree.local * advantage for advantage in own] for own in candidate_advantages(rows, **options)]
 
 
-def _of_candidates(algorithm: Algorithm, rows: Sequence[Row], base: str) -> tuple[list[Tensor], list[Tensor]]:
+def _of_candidates(
+    algorithm: Algorithm, rows: Sequence[Row], baselines: Mapping[str, float] | None, base: str
+) -> tuple[list[Tensor], list[Tensor]]:
     """Return (advantages, returns) where some calls are candidates: the estimator credits those that were kept with
     what the episode earned, and each candidate's score is compared with other scores. Workflows with candidates have
     neither critics nor penalties."""
     later = _tree(algorithm).later
     kept = [row for row in rows if not row.is_dropped]
-    results = iter(zip(*algorithm.credit(_batch(algorithm, kept), base), strict=True)) if kept else iter(())
+    credited = algorithm.credit(_batch(algorithm, kept, baselines=baselines), base) if kept else ((), ())
+    results = iter(zip(*credited, strict=True))
     advantages: list[Tensor] = []
     returns: list[Tensor] = []
     for row, scored in zip(rows, score_advantages(algorithm, rows), strict=True):

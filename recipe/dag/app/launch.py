@@ -47,6 +47,7 @@ from recipe.dag.train.inputs import Inputs, evaluation_inputs, training_inputs
 from recipe.dag.train.models import find_models
 from recipe.dag.train.resources import Resources
 from recipe.dag.train.resume import launch_facts, spent_before
+from recipe.dag.train.user_metrics import UserMetrics
 from recipe.dag.workflow import machine
 from recipe.dag.workflow.schema import Workflow
 
@@ -136,6 +137,7 @@ def prepare(run: Run) -> None:
     run.platform = choose_platform(run.config)
     prepare_environment(run.platform)
     load_user_code(run.workflow)  # only now: it may import verl, which reads that environment
+    UserMetrics(run.config, run.workflow.path)
     if warning := shortage(int(run.config.rollout.max_in_flight), raise_limit()):
         print(f"warning: {warning}", file=sys.stderr)
     saves = run.trains and run.config.trainer.save_freq > 0

@@ -61,6 +61,8 @@ class CreditBatch:
     mixer_credits: Tensor | None
     """[C] float64, advantages that a mixer gives the calls in addition to their rewards, with their baseline already
     subtracted; None without a mixer."""
+    baselines: Tensor
+    """[C] float64, the baseline of the call's role; 0 without one."""
     values: Tensor
     """[N] values of the critic, in its own precision; 0 where there are none."""
     valued: Tensor
@@ -82,15 +84,16 @@ class CreditBatch:
         values: Sequence[Tensor | None] | None = None,
         penalties: Sequence[Tensor | None] | None = None,
         mixer_credits: Sequence[Sequence[float]] | None = None,
+        baselines: Mapping[str, float] | None = None,
         one_policy: bool = True,
         prompts: bool = False,
     ) -> CreditBatch:
         """Return the batch of these rows.
 
         `values` and `penalties`: one tensor per row, as long as its response, or None for a row without any.
-        `mixer_credits`: per row one number per call. `prompts`: hash the prompt of each call. Raises ValueError, naming
-        uid, episode and agent, for a reward, value, penalty or credit that is not finite, for calls that do not tile
-        their row and, with `one_policy`, for rows of several policies.
+        `mixer_credits`: per row one number per call. `baselines`: by role. `prompts`: hash the prompt of each call.
+        Raises ValueError, naming uid, episode and agent, for a reward, value, penalty or credit that is not finite, for
+        calls that do not tile their row and, with `one_policy`, for rows of several policies.
         """
         policies = sorted({row.policy for row in rows})
         if one_policy and len(policies) > 1:
@@ -129,6 +132,7 @@ class CreditBatch:
             penalties=penalties_N,
             penalized=penalties is not None,
             mixer_credits=None if mixer_credits is None else _credit_column(rows, mixer_credits),
+            baselines=torch.tensor([(baselines or {}).get(call.role, 0.0) for call in calls], dtype=torch.float64),
             values=_token_column(rows, mask_N, values, "value"),
             valued=_has_tensor(rows, values),
             row_of_call=row_of_call,

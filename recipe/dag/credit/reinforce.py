@@ -23,7 +23,8 @@ from recipe.dag.credit.whiten import divide_by_rms, standardize
 
 
 def reinforce(batch: CreditBatch, *, gamma: float, stat_unit: str) -> tuple[list[Tensor], list[Tensor]]:
-    """Return (advantages, returns), which are the same: one float32 tensor per row, 0 where the mask is 0.
+    """Return (advantages, returns): one float32 tensor per row, 0 where the mask is 0. They differ by the baseline of
+    the call's role, if the batch has one.
 
     The return of a sampled token is the sum of its trajectory's rewards from its call on, each times gamma^k, where k
     counts the agent's sampled tokens in between (tool results do not discount), less the penalties from that token on,
@@ -31,11 +32,12 @@ def reinforce(batch: CreditBatch, *, gamma: float, stat_unit: str) -> tuple[list
     outside [0, 1] and for another unit.
     """
     if _one_return_per_call(batch, gamma):
-        returns = batch.broadcast_to_rows(_returns_to_go(batch, stat_unit))
-    else:
-        tokens = _discounted_returns(batch, gamma, stat_unit)
-        returns = batch.scatter_to_rows(tokens.tokens, tokens.returns)
-    return returns, returns
+        returns_C = _returns_to_go(batch, stat_unit)
+        return batch.broadcast_to_rows(returns_C - batch.baselines), batch.broadcast_to_rows(returns_C)
+    tokens = _discounted_returns(batch, gamma, stat_unit)
+    baselines_L = batch.per_token(batch.baselines)[tokens.tokens]
+    advantages = batch.scatter_to_rows(tokens.tokens, tokens.returns - baselines_L)
+    return advantages, batch.scatter_to_rows(tokens.tokens, tokens.returns)
 
 
 def reinforce_pp(batch: CreditBatch, *, gamma: float, stat_unit: str) -> tuple[list[Tensor], list[Tensor]]:

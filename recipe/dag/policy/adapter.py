@@ -96,7 +96,8 @@ class AdapterPolicy(PolicyRuntime):
         elif self.from_folder is not None:
             await self.host.serve(self.name, 0, Path(self.from_folder))
         served = self.trained or self.from_folder is not None
-        self.endpoint = self.host.endpoint_of(self.name, adapter=self.name if served else None)
+        self.adapter = self.name if served else None
+        self.replicas, self.endpoint = self.host.replicas, self.host.endpoint_of(self.name, adapter=self.adapter)
 
     def kill(self) -> None:
         """Do nothing: the host ends its processes."""

@@ -58,6 +58,8 @@ class PolicyRuntime:
         self.tokenizer = hf_tokenizer(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
         self.endpoint: PolicyEndpoint | None = None
         self.canary: Canary | None = None
+        self.adapter: str | None = None
+        """The servers' name of the policy, if it is not their model."""
 
     async def start(self) -> None:
         """Launch the workers, then the servers, which end up asleep (trained policy) or ready (frozen policy)."""

@@ -98,6 +98,8 @@ KINDS: dict[str, ValueKind] = {
     "validation.n": COUNT,
     "validation.max_samples": or_null(WHOLE),
     "validation.temperature": or_null(FINITE),
+    "validation.metrics": _TEXT_OR_NULL,
+    "validation.metrics_freq": COUNT,
     "data.train_files": or_null(PATHS),
     "data.val_files": or_null(PATHS),
     "data.train_batch_size": COUNT,

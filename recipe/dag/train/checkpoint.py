@@ -8,8 +8,10 @@ checkpoint that the tracker names.
     checkpoints/global_step_20/<policy>/critic/...    the same for its critic, if the policy owns one
     checkpoints/global_step_20/mixer.pt               state of vdn and qmix (train/team_critic.py)
     checkpoints/global_step_20/run.json               step, policies and their processes, batches of samples consumed,
-                                                      state of the bias monitor (coach/bias.py), the run's
-                                                      fingerprint (train/fingerprint.py), and every file's checksum
+                                                      states of the bias monitor (coach/bias.py), of the user's
+                                                      metrics and of the moving averages (train/role_baselines.py),
+                                                      the run's fingerprint (train/fingerprint.py), and every file's
+                                                      checksum
     checkpoints/latest_checkpointed_iteration.txt
 """
 
@@ -31,7 +33,15 @@ from recipe.dag.train.digest import file_checksum
 
 CHECKSUMS = "files"
 """Key of run.json: the checksum of each file, by its path relative to the checkpoint."""
-FIELDS = {"step": 0, "policies": {}, CHECKSUMS: {}, "coach_bias": {}, "api_usage": {}}
+FIELDS = {
+    "step": 0,
+    "policies": {},
+    CHECKSUMS: {},
+    "coach_bias": {},
+    "user_metrics": {},
+    "role_baselines": {},
+    "api_usage": {},
+}
 """Keys of run.json and values of their types."""
 TRACKER = "latest_checkpointed_iteration.txt"
 

@@ -35,6 +35,10 @@ class Start:
     """Batches of samples that its steps rolled out."""
     coach_bias: Mapping[str, Any] = field(default_factory=dict)
     """State of the bias monitor (coach/bias.py)."""
+    user_metrics: Mapping[str, Any] = field(default_factory=dict)
+    """State of the user's metrics (train/user_metrics.py)."""
+    role_baselines: Mapping[str, Any] = field(default_factory=dict)
+    """State of the moving averages (train/role_baselines.py)."""
     api_usage: Totals = field(default_factory=dict)
     """What the API policies had consumed."""
 
@@ -74,8 +78,8 @@ def find_start(run: DictConfig, workflow: Workflow, now: Fingerprint, *, samples
         lines = "".join(f"\n  {line}" for line in validated)
         print(f"warning: accuracies up to step {step} are not comparable with later ones:{lines}", file=sys.stderr)
     usage = totals_of(stored.get("api_usage", {}))
-    drawn, bias = int(stored.get("drawn", step)), stored.get("coach_bias", {})
-    return Start(folder, step, batches_consumed=drawn, coach_bias=bias, api_usage=usage)
+    states = {name: stored.get(name, {}) for name in ("coach_bias", "user_metrics", "role_baselines")}
+    return Start(folder, step, batches_consumed=int(stored.get("drawn", step)), api_usage=usage, **states)
 
 
 def spent_before(run: DictConfig, start: Start | None, *, evaluate_only: bool) -> Totals:

@@ -32,6 +32,7 @@ from recipe.dag.train.centralized_critic import JointHistory
 from recipe.dag.train.critics import CriticBatch, critic_batches, value_metrics
 from recipe.dag.train.kernels import PolicyBatch, as_tensor
 from recipe.dag.train.metrics import call_advantages, token_columns, token_metrics
+from recipe.dag.train.role_baselines import Averages, RoleBaselines
 from recipe.dag.train.selection import select_rows
 from recipe.dag.train.sequential import CompoundFactor, in_sequence
 from recipe.dag.train.team_critic import Credits, TeamCritic, credited
@@ -55,8 +56,8 @@ class TrainingStep:
     Policies and critics without rows in this step stay unchanged, and so do actors whose turn it is not. `episodes` are
     those that the rows come from, for credit that reads messages: a row's call is
     `episodes[uid, episode].all_calls[call.position]`. `mixing` is the learner of the team's value, which vdn and
-    qmix need together with the episodes. `flops` holds the policies whose utilization is measured; `passes` displays
-    the passes while they run."""
+    qmix need together with the episodes; `baselines` are the moving averages of an estimator that has them. `flops`
+    holds the policies whose utilization is measured; `passes` displays the passes while they run."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class TrainingStep:
         *,
         episodes: Sequence[Episode] = (),
         mixing: TeamCritic | None = None,
+        baselines: RoleBaselines | None = None,
         flops: Mapping[str, ModelFlops] | None = None,
         passes: TrainingPasses | None = None,
         step: int = 0,
@@ -74,7 +76,7 @@ class TrainingStep:
         self.flops, self.passes = flops or {}, passes or TrainingPasses(enabled=False)
         self.workflow, self.policies, self.step, self.seed = workflow, policies, step, seed
         self.episodes = {(episode.uid, episode.index): episode for episode in episodes}
-        self.mixing = mixing
+        self.mixing, self.baselines = mixing, baselines
         trained_rows, self.context_rows = select_rows(rows, workflow)
         self.batches = {name: PolicyBatch(policy_rows) for name, policy_rows in trained_rows.items() if policy_rows}
         self.reader: JointHistory | None = None
@@ -201,7 +203,12 @@ class TrainingStep:
             critic.split_to_policies("values")
 
     def _advantage(self, name: str) -> None:
-        self._credit([name], [row.without_tokens() for row in self.context_rows if row.policy == name])
+        batch, averages = self.batches[name], {}
+        context = [row.without_tokens() for row in self.context_rows if row.policy == name]
+        if self.baselines is not None:
+            averages = self.baselines.take(name, [*batch.rows, *context])
+            batch.metrics |= {f"baseline/{role}": value for role, value in averages.items()}
+        self._credit([name], context, baselines=averages)
 
     def _joint_advantage(self, name: str) -> None:
         if self.workflow.algorithm.team_value is not None:
@@ -219,23 +226,24 @@ class TrainingStep:
         for name in self.batches:
             self._credit([name], [], call_credits)
 
-    def _credit(self, names: list[str], context_rows: list[Row], call_credits: Credits | None = None) -> None:
-        """Compute advantages and returns of the policies' rows. `context_rows` are not trained on, but their rewards
-        take part; `call_credits` replace the calls' own rewards."""
+    def _credit(
+        self, names: list[str], context: list[Row], credit: Credits | None = None, baselines: Averages | None = None
+    ) -> None:
+        """Compute advantages and returns of the policies' rows. `context` are rows that are not trained on, but whose
+        rewards take part; `credit` replaces the calls' own rewards; `baselines` are by role."""
         algorithm, batches = self.workflow.algorithm, [self.batches[name] for name in names]
-        rows = [row for batch in batches for row in batch.rows] + context_rows
+        rows = [row for batch in batches for row in batch.rows] + context
         mixed = None
-        if call_credits is not None:
-            rows, mixed = zip(*(credited(row, call_credits[row.uid, row.episode]) for row in rows), strict=True)
+        if credit is not None:
+            rows, mixed = zip(*(credited(row, credit[row.uid, row.episode]) for row in rows), strict=True)
         values = penalties = None
-        no_tensors: list[torch.Tensor | None] = [None] * len(context_rows)
+        no_tensors: list[torch.Tensor | None] = [None] * len(context)
         if algorithm.needs_values or self._has_values(names):
             values = [value for name in names for value in self._values_of(name)] + no_tensors
         if algorithm.kl_reward_coef:
             penalties = [penalty for name in names for penalty in self._penalties(name)] + no_tensors
-        results = estimate(
-            algorithm, rows, values=values, penalties=penalties, mixer_credits=mixed, base=self.workflow.path
-        )
+        columns = {"values": values, "penalties": penalties, "mixer_credits": mixed, "baselines": baselines}
+        results = estimate(algorithm, rows, **columns, base=self.workflow.path)
         for column, tensors in zip(("advantages", "returns"), results, strict=True):
             start = 0
             for batch in batches:

@@ -25,6 +25,7 @@ from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.policy.canary import canary_metrics
 from recipe.dag.policy.policy import PolicyRuntime
+from recipe.dag.policy.scorer import ServerScorer
 from recipe.dag.policy.shards import check_written
 from recipe.dag.report.console import step_line
 from recipe.dag.report.curve import draw_curve
@@ -41,6 +42,7 @@ from recipe.dag.train.call_filter import outside_loss, penalise_overlong, void_m
 from recipe.dag.train.inputs import Inputs
 from recipe.dag.train.resources import Resources
 from recipe.dag.train.resume import way_back
+from recipe.dag.train.role_baselines import RoleBaselines
 from recipe.dag.train.rollout import roll_out
 from recipe.dag.train.rollout_processes import SpreadRunner
 from recipe.dag.train.sampling import describe, sampler_of
@@ -48,6 +50,7 @@ from recipe.dag.train.selection import IdleSteps, StepRollouts, collect
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.train.throughput import ModelFlops, find_flops
 from recipe.dag.train.tracking import Trackers
+from recipe.dag.train.user_metrics import UserMetrics
 from recipe.dag.types.record import Episode
 from recipe.dag.workflow.schema import Workflow
 
@@ -92,6 +95,8 @@ class Trainer:
         self._dominated: set[str] = set()
         self.starvation = Starvation(workflow)
         self.coach_bias = BiasMonitor(int(config.report.coach_bias_steps))
+        self.user_metrics = UserMetrics(config, workflow.path)
+        self.baselines = RoleBaselines.for_algorithm(workflow.algorithm)
         self.complete: int | None = None
         """The step whose weights the policies hold; None while they are being updated."""
         self.saved = 0
@@ -141,8 +146,8 @@ class Trainer:
     async def _steps(self, step: int) -> int:
         """Run the steps after `step` and return the last one completed; SIGTERM ends them early, after a checkpoint."""
         try:
-            if step == 0 and self.config.trainer.val_before_train and self.inputs.val:
-                await self._report(0, await self.stop.until_asked(self._validate(0)))
+            if step == 0 and (metrics := await self.stop.until_asked(self._evaluate(0))):
+                await self._report(0, metrics)
             while step < self.total and not self.stop.asked:
                 await self._step(step + 1)
                 step += 1
@@ -185,6 +190,7 @@ class Trainer:
             rollouts.rows,
             episodes=episodes,
             mixing=self.mixing,
+            baselines=self.baselines,
             flops=self.flops,
             passes=self.passes,
             step=step - 1,
@@ -204,13 +210,12 @@ class Trainer:
         metrics["timing/sync"] = time.monotonic() - mark
         metrics |= canary_metrics(self.trained)
         self.complete, stopped = step, None
-        if self._due(step, self.config.trainer.test_freq) and self.inputs.val:
-            try:
-                metrics |= await self.stop.until_asked(self._validate(step))
-            except UserError as error:  # report the completed step first, then end the run
-                stopped = error
-            except Stopped:  # SIGTERM skips the validation; the completed step is still reported and saved
-                pass
+        try:
+            metrics |= await self.stop.until_asked(self._evaluate(step))
+        except UserError as error:  # report the completed step first, then end the run
+            stopped = error
+        except Stopped:  # SIGTERM skips the evaluation; the completed step is still reported and saved
+            pass
         metrics["timing/step"] = time.monotonic() - started
         self.journal.episodes(step, episodes)
         await self._report(step, metrics)
@@ -280,6 +285,16 @@ class Trainer:
     def _due(self, step: int, frequency: int) -> bool:
         return frequency > 0 and (step % frequency == 0 or step == self.total)
 
+    async def _evaluate(self, step: int) -> dict[str, float]:
+        """Return the metrics that are due after a step: the user's, and those of a validation. Step 0 is the start."""
+        metrics: dict[str, float] = {}
+        if self.user_metrics.due(step, self.total):
+            scorers = {name: ServerScorer(policy) for name, policy in self.policies.items()}
+            metrics |= await self.user_metrics.measure(scorers)
+        trainer = self.config.trainer
+        due = trainer.val_before_train if step == 0 else self._due(step, trainer.test_freq)
+        return metrics | await self._validate(step) if due and self.inputs.val else metrics
+
     async def _validate(self, step: int) -> dict[str, float]:
         started = time.monotonic()
         samples = [(sample, f"val-{index}") for index, sample in enumerate(self.inputs.val)]
@@ -314,6 +329,8 @@ class Trainer:
             **({"critics": critics} if critics else {}),
             "drawn": self.batches_consumed,
             "coach_bias": self.coach_bias.state(),
+            **({"user_metrics": state} if (state := self.user_metrics.state) else {}),
+            **({"role_baselines": self.baselines.state} if self.baselines is not None else {}),
             **({"api_usage": spent} if (spent := self.resources.remotes.counts()) else {}),
             "fingerprint": self.inputs.fingerprint.items,
         }
@@ -339,6 +356,9 @@ class Trainer:
             return 0
         folder, self.batches_consumed = self.start.folder, self.start.batches_consumed
         self.coach_bias.restore(self.start.coach_bias)
+        self.user_metrics.state = dict(self.start.user_metrics)
+        if self.baselines is not None:
+            self.baselines.state = dict(self.start.role_baselines)
         for policy in self.trained:
             await asyncio.to_thread(policy.load, folder / policy.name)
         if self.mixing is not None:

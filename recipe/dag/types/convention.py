@@ -109,6 +109,7 @@ COMPARE = Convention(("first", "second"))
 """Of two episodes."""
 SCRIPT = Convention(("messages",))
 ESTIMATOR = Convention(("batch",))
+METRICS = Convention(("policies", "state"))
 
 _ANY = (Parameter("args", Parameter.VAR_POSITIONAL), Parameter("kwargs", Parameter.VAR_KEYWORD))
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
