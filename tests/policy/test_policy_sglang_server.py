@@ -95,3 +95,31 @@ def test_a_base_that_fits_beside_the_trainer_stays_while_the_server_sleeps(make_
     server = make_server({"custom": {"policy": "base", "keeps_weights": keeps}}, None)
     asyncio.run(server.sleep())
     assert server.released == (["kv_cache"] if keeps else ["kv_cache", "weights"])
+
+
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_a_server_that_has_loaded_a_folder_reports_its_version(make_server, monkeypatch, succeeds):
+    requests = ModuleType("sglang.srt.managers.io_struct")
+    requests.UpdateWeightFromDiskReqInput = SimpleNamespace
+    for name in ("sglang", "sglang.srt", "sglang.srt.managers"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, requests.__name__, requests)
+    asked, versions = [], []
+
+    async def update_weights_from_disk(request, http_request):
+        asked.append(request.model_path)
+        return succeeds, "no such file", 0
+
+    async def set_global_steps(version):
+        versions.append(version)
+
+    server = make_server({}, None)
+    server.tokenizer_manager = SimpleNamespace(update_weights_from_disk=update_weights_from_disk)
+    server.set_global_steps = set_global_steps
+    loading = server.load_weights_from("folder", 7)
+    if succeeds:
+        asyncio.run(loading)
+    else:
+        with pytest.raises(RuntimeError, match="SGLang did not load folder: no such file"):
+            asyncio.run(loading)
+    assert (asked, versions) == (["folder"], [7] * succeeds)

@@ -54,6 +54,7 @@ def check(tmp_path):
         ),
         ("trainer.resume_from_path=x", "trainer.resume_mode=force", "only the modes resume_path and force read it"),
         ("sandbox.margin_s=4", "sandbox.url=http://x", "only a server at sandbox.url"),
+        ("validation.metrics_freq=4", "validation.metrics=own.py:f", "it is how often that is called"),
     ],
 )
 def test_a_key_that_needs_another_is_refused_without_it(check, argument, cure, message):

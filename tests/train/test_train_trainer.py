@@ -401,3 +401,28 @@ def test_scores_of_coaches_are_watched_and_the_state_is_kept(loop, tmp_path, mon
     resumed.start = resume.Start(tmp_path, 4, 4, coach_bias=state)
     asyncio.run(resumed._resume())
     assert resumed.coach_bias.state() == state
+
+
+def test_states_of_the_users_metrics_and_of_baselines_are_kept_and_restored(loop, tmp_path):
+    """What `validation.metrics` and `ema_baseline` remember is in run.json, and a resumed run goes on with it."""
+    made, saved = loop(None)
+    (tmp_path / "own.py").write_text(
+        "async def count(policies, state):\n    state['n'] = state.get('n', 0) + 1\n    return {'n': state['n']}\n"
+    )
+    settings = OmegaConf.create({"validation": {"metrics": str(tmp_path / "own.py") + ":count", "metrics_freq": 2}})
+    made.user_metrics = trainer.UserMetrics(settings, str(tmp_path / "flow.yaml"))
+    made.baselines = trainer.RoleBaselines(0.5, per_call=False)
+    made.baselines.state = {"main": {"solver": 0.25}}
+    asyncio.run(made.train())
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    counted = {line["step"]: line["user/n"] for line in lines if "user/n" in line}
+    assert counted == {0: 1, 2: 2, 4: 3, 5: 4}
+    info = json.loads(json.dumps(saved.infos[-1]))
+    assert (info["user_metrics"], info["role_baselines"]) == ({"n": 4}, {"main": {"solver": 0.25}})
+    resumed, _ = loop(None)
+    resumed.baselines = trainer.RoleBaselines(0.5, per_call=False)
+    resumed.start = resume.Start(
+        tmp_path, 4, 4, user_metrics=info["user_metrics"], role_baselines=info["role_baselines"]
+    )
+    asyncio.run(resumed._resume())
+    assert (resumed.user_metrics.state, resumed.baselines.state) == ({"n": 4}, {"main": {"solver": 0.25}})

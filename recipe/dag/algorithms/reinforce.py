@@ -34,7 +34,7 @@ class Returns(Algorithm):
 
 class Reinforce(Returns):
     source: ClassVar[str] = "Williams 1992"
-    assumes: ClassVar[str] = "no baseline"
+    assumes: ClassVar[str] = "no baseline, unless `ema_baseline` is set"
 
     estimator: Literal["reinforce"] = "reinforce"
     ema_baseline: float | None = Field(default=None, ge=0.0, lt=1.0)

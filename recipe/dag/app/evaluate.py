@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.episode.generation import sampling_of
+from recipe.dag.policy.shards import SNAPSHOT
 from recipe.dag.tools.address import address_problems
 from recipe.dag.train import checkpoint
 from recipe.dag.types.model import Api
@@ -39,7 +40,8 @@ def evaluation_of(
             weights_of = {"lora": policy.lora.model_copy(update={"path": models.get(name, policy.lora.path)})}
         else:
             weights_of = {"model": policy.model.model_copy(update={"path": models.get(name, policy.model.path)})}
-        policies[name] = policy.model_copy(update={"frozen": True, **weights_of})
+        own = {"frozen": True, "snapshot_of": None, "every": None}
+        policies[name] = policy.model_copy(update={**own, **weights_of})
     agents = workflow.agents
     if temperature is not None:
         if temperature < 0:
@@ -71,6 +73,9 @@ def checkpoint_models(folder: Path, workflow: Workflow) -> dict[str, str]:
             raise UserError(
                 f"{model}: no model in it; train with hf_model in actor_rollout_ref.actor.checkpoint.save_contents"
             )
+    for name, source in workflow.snapshots().items():
+        folder = step / name / SNAPSHOT / "huggingface"
+        models[name] = str(folder) if folder.is_dir() else models[source]
     return models
 
 

@@ -153,6 +153,14 @@ class RolloutServer:
         """Replace all weights in place. Raises ValueError if a parameter is missing, unknown or of another shape."""
         await self._post(lambda future: self._load(weights, version, future))
 
+    async def load_weights_from(self, folder: str, version: int) -> None:
+        """Do the same with the safetensors files of a folder."""
+        from safetensors.torch import load_file
+
+        files = sorted(Path(folder).glob("*.safetensors"))
+        weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        await self.load_weights(weights, version)
+
     async def load_adapter(self, name: str, version: int, folder: str) -> None:
         """Generate requests of adapter `name` that arrive from now on with the weights in a PEFT folder, which may be
         removed afterwards. Raises UserError."""

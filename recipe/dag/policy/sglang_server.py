@@ -47,6 +47,16 @@ class PolicyServer(AdapterServing, stock.SGLangHttpServer):
         else:
             await super().sleep()
 
+    async def load_weights_from(self, folder: str, version: int) -> None:
+        """Generate from now on with the weights in a folder of Hugging Face's form. Raises RuntimeError."""
+        from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+        request = UpdateWeightFromDiskReqInput(model_path=folder)
+        succeeded, message, *_ = await self.tokenizer_manager.update_weights_from_disk(request, None)
+        if not succeeded:
+            raise RuntimeError(f"SGLang did not load {folder}: {message}")
+        await self.set_global_steps(version)
+
     def _needs_copy(self) -> bool:
         """Return whether a wake-up must restore weights that no sync sends: those of a server that is not synced, of
         drafts, those that quantization derived; or the user wants the copy."""

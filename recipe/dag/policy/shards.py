@@ -25,6 +25,8 @@ SHARDS = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
 """verl's name of a content -> the prefix of its files."""
 ADAPTERS = {"adapter": (CONFIG, WEIGHTS), "head": (HEAD,)}
 """What a checkpoint has of an adapter and of a critic's head, besides the optimizer, whose files have the scheduler."""
+SNAPSHOT = "snapshot"
+"""The folder of a past self's weights in a policy's folder of a checkpoint."""
 VISIBLE_S = 30
 """Seconds after which one machine must see on a shared file system what another has written."""
 
@@ -126,6 +128,7 @@ def _contents(facts: dict[str, Any], config: DictConfig, workflow: Workflow, key
             default = OmegaConf.select(config, f"{branch}.checkpoint.{key}")
             contents = own.get(f"{prefix}checkpoint.{key}", default)
             yield Saved(f"{name}/{folder}", world_size, tuple(contents))
+    yield from (Saved(f"{name}/{SNAPSHOT}", 1, ("hf_model",)) for name in workflow.snapshots())
 
 
 def _is_whole(path: Path) -> bool:

@@ -15,6 +15,7 @@ import time
 import zlib
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -155,6 +156,18 @@ class PolicyWorker(ActorRolloutRefWorker):
     @register(dispatch_mode=ONE_TO_ALL)
     def save_critic(self, local_path: str, global_step: int = 0):
         self._critic().save_checkpoint(local_path, None, global_step)
+
+    @register(dispatch_mode=ONE_TO_ALL)
+    def save_weights(self, folder: str):
+        """Write the actor's weights to `folder`/huggingface, in the form of Hugging Face."""
+        assert self.actor is not None
+        engine: Any = self.actor.engine  # FSDP's, which has one
+        manager = engine.checkpoint_manager
+        contents, manager.checkpoint_save_contents = manager.checkpoint_save_contents, ["hf_model"]
+        try:
+            self.save_checkpoint(folder)
+        finally:
+            manager.checkpoint_save_contents = contents
 
     @register(dispatch_mode=ONE_TO_ALL)
     def load_checkpoint(self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False):

@@ -56,6 +56,11 @@ NEEDS: dict[str, Need] = {
     **dict.fromkeys(("sandbox.margin_s", "sandbox.token"), _SERVER),
     **dict.fromkeys(("sandbox.isolation", "sandbox.accept_unsandboxed"), _OWN),
     "data.val_max_samples": ("validation.max_samples", _is(None), "`{}` says this; set that one"),
+    "validation.metrics_freq": (
+        "validation.metrics",
+        _is_set,
+        "it is how often that is called; add {}=file.py:function",
+    ),
     "trainer.resume_from_path": (
         "trainer.resume_mode",
         _is_among("resume_path", "force"),

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.interrupt import Interruption
-from recipe.dag.policy.shards import check_loadable
+from recipe.dag.policy.shards import SNAPSHOT, check_loadable
 from recipe.dag.report.phases import announce
 from recipe.dag.reward.gold import check_gold
 from recipe.dag.train import checkpoint
@@ -83,7 +83,7 @@ async def evaluation_inputs(config: DictConfig, workflow: Workflow, platform: st
             checkpoint.check_intact,
             evaluated,
             lambda other: f"pass --checkpoint {other}",
-            lambda name: "/actor/huggingface/" in name,
+            lambda name: "/actor/huggingface/" in name or f"/{SNAPSHOT}/" in name,
         )
     return Inputs(models, [], val, fingerprint)
 

@@ -6,7 +6,7 @@ Invariant: importing this module imports verl, Ray and torch, so only a run that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from omegaconf import DictConfig
@@ -18,6 +18,7 @@ from recipe.dag.policy.config import policy_config
 from recipe.dag.policy.encoder import start_encoder
 from recipe.dag.policy.placement import Pool, create
 from recipe.dag.policy.policy import PolicyRuntime
+from recipe.dag.policy.snapshot import SnapshotPolicy
 from recipe.dag.report.phases import announce
 from recipe.dag.settings.pools import PoolSpec, plan_pools
 from recipe.dag.train.alternation import actor_updates
@@ -59,7 +60,7 @@ async def start_policies(
                 )
                 for name in (base, *workflow.adapters_of(base))
             }
-            for policy in _on_one_model(workflow, configs, pool, models, platform=platform):
+            for policy in _on_one_model(workflow, configs, pool, models, policies, platform=platform):
                 policies[policy.name] = policy
                 await policy.start()
 
@@ -72,13 +73,23 @@ async def start_policies(
 
 
 def _on_one_model(
-    workflow: Workflow, configs: dict[str, DictConfig], pool: Pool, models: ModelPaths, *, platform: str
+    workflow: Workflow,
+    configs: dict[str, DictConfig],
+    pool: Pool,
+    models: ModelPaths,
+    policies: Mapping[str, PolicyRuntime],
+    *,
+    platform: str,
 ) -> Iterator[PolicyRuntime]:
-    """Yield the policy that has the model, then its adapters. `configs`: of each of them, in this order."""
+    """Yield the policy that has the model, then its adapters. `configs`: of each of them, in this order. `policies`:
+    all of the run, once they have started."""
     base, *adapters = configs
     critic = base in models.critics
     if not adapters:
         spec = workflow.policies[base]
+        if spec.snapshot_of is not None:
+            yield SnapshotPolicy(base, configs[base], pool, policies, source=spec.snapshot_of, every=spec.every or 1)
+            return
         trained = not spec.frozen
         yield PolicyRuntime(
             base, configs[base], pool, trained=trained, reference=trained and spec.reference, critic=critic

@@ -16,6 +16,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.policy.shards import SNAPSHOT
 from recipe.dag.report.api_usage import Totals, larger, read_api_usage, totals_of
 from recipe.dag.settings.pools import plan_pools
 from recipe.dag.train import checkpoint
@@ -107,7 +108,7 @@ def way_back(run: DictConfig, start: Start | None, saved: int) -> str:
 
 def needed_to_resume(name: str) -> bool:
     """Return whether a resumed run reads this file of a checkpoint: all but the models for other programs."""
-    return "/huggingface/" not in name
+    return "/huggingface/" not in name or f"/{SNAPSHOT}/" in name
 
 
 def resume_from(folder: Path) -> str:

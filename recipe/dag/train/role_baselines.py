@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from math import fsum
 from statistics import fmean
 from typing import Any
 
@@ -49,7 +50,7 @@ class RoleBaselines:
                 key = (call.role, row.uid, row.episode, call.agent, call.position if self._per_call else None)
                 earned[key].append(None if call.unscored else call.reward)
         returns: defaultdict[str, list[float]] = defaultdict(list)
-        for (role, *_), rewards in sorted(earned.items(), key=str):
-            if None not in rewards:
-                returns[role].append(sum(reward for reward in rewards if reward is not None))
+        for (role, *_), rewards in earned.items():
+            if None not in rewards:  # fsum: the same in any order
+                returns[role].append(fsum(reward for reward in rewards if reward is not None))
         return returns

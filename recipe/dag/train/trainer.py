@@ -27,6 +27,7 @@ from recipe.dag.policy.canary import canary_metrics
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.policy.scorer import ServerScorer
 from recipe.dag.policy.shards import check_written
+from recipe.dag.policy.snapshot import SnapshotPolicy
 from recipe.dag.report.console import step_line
 from recipe.dag.report.curve import draw_curve
 from recipe.dag.report.display import Activity
@@ -79,6 +80,7 @@ class Trainer:
         self.out = Path(config.output_dir)
         self.checkpoints = Path(config.trainer.default_local_dir)
         self.trained = [policy for policy in self.policies.values() if policy.trained]
+        self.snapshots = [policy for policy in self.policies.values() if isinstance(policy, SnapshotPolicy)]
         self.total = int(config.trainer.total_training_steps)
         self.batches_consumed = 0
         """Batches of samples that the steps so far have rolled out."""
@@ -208,7 +210,7 @@ class Trainer:
         with Activity(f"step {step}: weights to the inference servers", enabled=self.config.rollout.progress):
             await self._sync_weights(step)
         metrics["timing/sync"] = time.monotonic() - mark
-        metrics |= canary_metrics(self.trained)
+        metrics |= canary_metrics([*self.trained, *self.snapshots])
         self.complete, stopped = step, None
         try:
             metrics |= await self.stop.until_asked(self._evaluate(step))
@@ -316,6 +318,8 @@ class Trainer:
             for policy in policies:
                 await policy.sync_weights(version)
 
+        for snapshot in self.snapshots:  # first, while the servers of its source sleep and leave memory to the trainer
+            await snapshot.refresh(version)
         pools: dict[int, list[PolicyRuntime]] = {}
         for policy in self.trained:
             pools.setdefault(id(policy.pool), []).append(policy)
@@ -337,11 +341,12 @@ class Trainer:
 
     async def _save(self, step: int) -> None:
         def write(folder: Path) -> None:
-            for policy in self.trained:
+            kept = [*self.trained, *self.snapshots]
+            for policy in kept:
                 policy.save(folder / policy.name, step)
             if self.mixing is not None:
                 self.mixing.save(folder)
-            check_written(folder, [model for policy in self.trained for model in policy.saved()])
+            check_written(folder, [model for policy in kept for model in policy.saved()])
 
         keep = self.config.report.keep_checkpoints
         complete, self.complete = self.complete, None  # a checkpoint that fails is not tried a second time
@@ -361,6 +366,8 @@ class Trainer:
             self.baselines.state = dict(self.start.role_baselines)
         for policy in self.trained:
             await asyncio.to_thread(policy.load, folder / policy.name)
+        for snapshot in self.snapshots:
+            await snapshot.load_snapshot(folder / snapshot.name)
         if self.mixing is not None:
             self.mixing.load(folder)
         print(f"resumed from {folder}")

@@ -254,12 +254,17 @@ class Policy(Frozen):
     """One set of weights with its tokenizer, optimizer and inference servers. Several agents may share it."""
 
     model: Model = Model(path="")
-    """The initial weights, which every policy needs unless it has an `api` or is a `lora`."""
+    """The initial weights, which every policy needs unless it has an `api`, or is a `lora` or a snapshot."""
     lora: Lora | None = None
     """An adapter on the model of another policy; such a policy has no `model`, and its `gpus` and `config` are those of
     its base."""
     api: Api | None = None
     """A server with OpenAI's interface generates; such a policy has no `model` and is always frozen."""
+    snapshot_of: str | None = None
+    """A past self of a trained policy, under `policies`: a frozen player with that policy's `model` and `config`, whose
+    servers get its weights when the run starts and again every `every` steps."""
+    every: int | None = Field(default=None, ge=1)
+    """After each step that is a multiple of this, a snapshot becomes what the policy then is."""
     frozen: bool = False
     """Generate with these weights, but never train them."""
     critic: Critic | None = None
@@ -278,8 +283,14 @@ class Policy(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _freeze_api(cls, data: Any) -> Any:
-        return {"frozen": True, **data} if isinstance(data, dict) and data.get("api") is not None else data
+    def _freeze(cls, data: Any) -> Any:
+        never_trained = isinstance(data, dict) and any(data.get(key) is not None for key in ("api", "snapshot_of"))
+        return {"frozen": True, **data} if never_trained else data
+
+    @property
+    def parent(self) -> str | None:
+        """The policy whose model this one has: the base of an adapter, the policy of a snapshot; None for others."""
+        return self.lora.base if self.lora is not None else self.snapshot_of
 
 
 def critic_owners(policies: Mapping[str, Policy]) -> dict[str, str]:

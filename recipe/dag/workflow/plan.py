@@ -39,6 +39,8 @@ class PlannedPolicy(Frozen):
     path: str
     """The model as written in the file, including `${oc.env:NAME}`."""
     trained: bool
+    snapshot: str | None
+    """The policy whose past self this one is, and how often it changes."""
     reference: bool
     critic: str | None
     """The policy whose critic is used: itself, or the one whose critic it shares."""
@@ -227,6 +229,7 @@ def _policy(workflow: Workflow, name: str, agents: tuple[PlannedAgent, ...]) -> 
         name=name,
         path=policy.model.path if policy.api is None else policy.api.title,
         trained=not policy.frozen,
+        snapshot=None if policy.snapshot_of is None else f"{policy.snapshot_of}, every {policy.every} steps",
         reference=policy.reference,
         critic=workflow.critic_owner(name),
         lr=policy.lr,

@@ -72,6 +72,7 @@ def _agent_row(agent: PlannedAgent) -> list[str]:
 
 def _policy_row(policy: PlannedPolicy) -> list[str]:
     weights = "trained" if policy.trained else "frozen"
+    weights = f"snapshot of {policy.snapshot}" if policy.snapshot is not None else weights
     weights += f" at lr {policy.lr:g}" if policy.lr is not None else ""
     weights += f" in turns of {policy.train_cycle} steps" if policy.train_cycle else ""
     weights += ", reference kept" if policy.reference else ""

@@ -144,6 +144,10 @@ class Workflow(Frozen):
         """Return the policies whose model the run itself loads, without adapters."""
         return tuple(name for name, policy in self.policies.items() if policy.api is None and policy.lora is None)
 
+    def snapshots(self) -> dict[str, str]:
+        """Return the policies that are snapshots, each with the policy of which it is one."""
+        return {name: policy.snapshot_of for name, policy in self.policies.items() if policy.snapshot_of is not None}
+
     def base_of(self, policy: str) -> str:
         """Return the policy that has the model: the base of an adapter, or the policy itself."""
         lora = self.policies[policy].lora

@@ -48,7 +48,7 @@ def to_yaml(workflow: Workflow, comments: Iterable[str] = ()) -> str:
 
 
 def _without_defaults(piece: Frozen) -> dict[str, Any]:
-    inherited: set[str] | None = set(INHERITED) if isinstance(piece, Policy) and piece.lora is not None else None
+    inherited: set[str] | None = set(INHERITED) if isinstance(piece, Policy) and piece.parent is not None else None
     return piece.model_dump(mode="json", exclude_defaults=True, exclude=inherited)
 
 

@@ -15,7 +15,7 @@ from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.interpolation import check_env
 
 INHERITED: tuple[str, ...] = ("model", "config")
-"""Fields of a policy that an adapter has from its base."""
+"""Fields of a policy that it has from its `parent`."""
 
 
 def check_lora(draft: Draft, policy: Policy, lora: Lora, path: KeyPath) -> Iterator[Problem]:
@@ -76,10 +76,11 @@ def _check_folder(draft: Draft, policy: Policy, lora: Lora, path: KeyPath) -> It
 
 
 def with_bases(policies: dict[str, Policy]) -> dict[str, Policy]:
-    """Return the policies, adapters with the model and the `config` of their base."""
+    """Return the policies, adapters with the model and the `config` of their base, snapshots with those of what they
+    are snapshots of."""
     result = dict(policies)
     for name, policy in policies.items():
-        if policy.lora is not None:
-            inherited = {key: getattr(policies[policy.lora.base], key) for key in INHERITED}
+        if (parent := policy.parent) is not None:
+            inherited = {key: getattr(policies[parent], key) for key in INHERITED}
             result[name] = policy.model_copy(update=inherited)
     return result

@@ -14,6 +14,7 @@ from recipe.dag.workflow.agent_schema import Critic, Policy, critic_owners
 from recipe.dag.workflow.checks.api import check_api
 from recipe.dag.workflow.checks.lora import check_lora
 from recipe.dag.workflow.checks.references import References
+from recipe.dag.workflow.checks.snapshot import check_every, check_snapshot
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.interpolation import check_env
 
@@ -57,8 +58,12 @@ def warn_of_policies(draft: Draft) -> Iterator[Problem]:
 
 
 def _check_source(draft: Draft, references: References, name: str, policy: Policy) -> Iterator[Problem]:
-    """Check the model of a policy, or the API or adapter in its place."""
+    """Check the model of a policy, or the API, adapter or snapshot in its place."""
     path: KeyPath = ("policies", name)
+    if policy.snapshot_of is not None:
+        yield from check_snapshot(draft, policy, policy.snapshot_of, path)
+        return
+    yield from check_every(draft, path)
     if policy.api is not None:
         yield from check_api(draft, policy, policy.api, path)
         if policy.api.script is not None:
@@ -67,7 +72,7 @@ def _check_source(draft: Draft, references: References, name: str, policy: Polic
         yield from check_lora(draft, policy, policy.lora, path)
     elif "model" in policy.model_fields_set:
         yield from _check_model(draft, policy.model, (*path, "model"))
-    elif not draft.reported(*path, "api") and not draft.reported(*path, "lora"):
+    elif not any(draft.reported(*path, key) for key in ("api", "lora", "snapshot_of")):
         yield draft.source.problem((*path, "model"), "missing; this key is required")
 
 
