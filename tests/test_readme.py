@@ -228,6 +228,11 @@ test_shipped.py::test_script_parses: takes minutes
   bash recipe/debate/run_tiny_cpu.sh
   bash recipe/cory/run_tiny_cpu.sh
   bash recipe/gsm8k/run_tiny_cpu.sh
+test_shipped.py::test_the_arms_of_kuhn_poker_have_runs_and_workflows_of_their_own: takes minutes
+  bash recipe/kuhn/run_tiny_cpu.sh
+  ARM=past bash recipe/kuhn/run_tiny_cpu.sh 1
+kuhn/test_kuhn.py::test_curves_show_every_seed_of_every_arm: needs runs
+  python recipe/kuhn/curves.py
 test_shipped.py::test_the_games_run_takes_names_and_beginnings_of_names: takes minutes
   bash examples/games/run_tiny_cpu.sh
 test_shipped.py::test_the_small_models_script_takes_a_seed_before_overrides: needs a GPU

@@ -99,7 +99,8 @@ def test_script_parses(script):
 RECIPES = [
     script
     for script in SCRIPTS
-    if script.parent.name in ("retool", "retool_ma", "mathchat", "marft", "debate", "cory", "gsm8k", "games", "dsbench")
+    if script.parent.name
+    in ("retool", "retool_ma", "mathchat", "marft", "debate", "cory", "gsm8k", "games", "dsbench", "kuhn")
 ]
 
 
@@ -268,6 +269,32 @@ def test_a_tiny_run_of_a_baseline_has_its_own_teacher_and_folder(baseline, start
     assert workflow in model[1] and f"workflow={workflow}" in train and (ROOT / workflow).exists()
     last = len(model[1]) - 1 - model[1][::-1].index("--teacher")
     assert model[1][last + 1] == "recipe/retool_ma/baseline_teacher.py:Teacher", "the last one counts"
+
+
+@pytest.mark.parametrize(
+    ("arm", "workflow", "settings"),
+    [
+        ("plain", "kuhn", []),
+        ("entropy_0.1", "kuhn", ["workflow.algorithm.entropy_coef=0.1"]),
+        ("past", "kuhn_past", []),
+    ],
+)
+def test_the_arms_of_kuhn_poker_have_runs_and_workflows_of_their_own(arm, workflow, settings, started):
+    script = ROOT / "recipe" / "kuhn" / "run_tiny_cpu.sh"
+    calls = started(script, "1", "a=1", ARM=arm)
+    data, model, (path, train) = [call for call in calls if "pip" not in call[1]]
+    assert data[1][0] == "recipe/kuhn/deals.py" and path == f"outputs/kuhn_{arm}_seed1/model"
+    assert path == model[1][model[1].index("--output") + 1] and "seed=1" in train
+    assert f"workflow=workflows/workflow_{workflow}.yaml" in train
+    assert f"trainer.experiment_name=kuhn_{arm}_seed1" in train
+    assert train[-1 - len(settings) :] == [*settings, "a=1"]
+    wrong = subprocess.run(
+        ["bash", script], env={"PATH": "/usr/bin:/bin", "ARM": "plan"}, capture_output=True, text=True
+    )
+    assert (wrong.returncode, wrong.stderr) == (
+        2,
+        "error: ARM=plan: it must be plain, entropy_0.1 (or another number) or past\n",
+    )
 
 
 def test_the_games_run_takes_names_and_beginnings_of_names(started):

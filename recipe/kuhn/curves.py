@@ -2,8 +2,8 @@
 
     python recipe/kuhn/curves.py [--runs outputs] [--output outputs/kuhn]
 
-Reads RUNS/kuhn_ARM[_seedS]/metrics.jsonl, writes exploitability.md and exploitability.png, and prints the table. A line
-is the mean of an arm's seeds; the figure shows each seed, too.
+Reads RUNS/kuhn_ARM[_seedS]/metrics.jsonl, writes exploitability.md and exploitability.png, and prints the table. The
+figure has a thin line for each seed, and the mean of an arm's seeds.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-ARMS = ("plain", "entropy", "past")
+RUN = re.compile(r"kuhn_(plain|entropy_[\d.]+|past)(_seed\d+)?")
+"""Name of a run: its arm and its seed."""
 MEASURES = {"user/nash_conv": "last policy", "user/nash_conv_average": "averaged policy"}
-STEPS = (0, 10, 20, 30, 50, 100, 150, 200)
-"""Those of the table."""
-
 Curve = dict[int, float]
 """Step -> value."""
 
@@ -34,25 +32,26 @@ Curve = dict[int, float]
 def read(runs: Path) -> dict[tuple[str, str], list[Curve]]:
     """Return (arm, measure) -> the curve of each seed."""
     curves: defaultdict[tuple[str, str], list[Curve]] = defaultdict(list)
-    for arm in ARMS:
-        for path in sorted(runs.glob(f"kuhn_{arm}*/metrics.jsonl")):
-            if re.fullmatch(rf"kuhn_{arm}(_seed\d+)?", path.parent.name):
-                lines = [json.loads(line) for line in path.read_text().splitlines()]
-                for measure in MEASURES:
-                    curve = {line["step"]: line[measure] for line in lines if measure in line}
-                    curves[arm, measure].append(curve)
-    return {key: found for key, found in curves.items() if all(found)}
+    for path in sorted(runs.glob("kuhn_*/metrics.jsonl")):
+        if (run := RUN.fullmatch(path.parent.name)) is not None:
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            for measure in MEASURES:
+                curves[run[1], measure].append({line["step"]: line[measure] for line in lines if measure in line})
+    order = sorted(curves, key=lambda key: (key[0] != "plain", key[0], list(MEASURES).index(key[1])))
+    return {key: curves[key] for key in order if all(curves[key])}
 
 
 def table(curves: dict[tuple[str, str], list[Curve]]) -> str:
-    header = "| arm | policy | seeds | " + " | ".join(f"step {step}" for step in STEPS) + " | lowest |"
-    lines = [header, "|---" * (len(STEPS) + 4) + "|"]
+    """Return a line per arm and measure, with a number for each seed."""
+    lines = ["| arm | policy | at the start | lowest (step) | at the end (step) |", "|---|---|---|---|---|"]
     for (arm, measure), seeds in curves.items():
-        mean = mean_curve(seeds)
-        cells = [f"{mean[step]:.2f}" if step in mean else "" for step in STEPS]
-        lowest = min(mean, key=lambda step: mean[step])
-        cells.append(f"{mean[lowest]:.2f} in step {lowest}")
-        lines.append(f"| {arm} | {MEASURES[measure]} | {len(seeds)} | {' | '.join(cells)} |")
+        columns: list[list[str]] = [[], [], []]
+        for curve in seeds:
+            lowest, end = min(curve, key=lambda step: curve[step]), max(curve)
+            cells = (f"{curve[min(curve)]:.2f}", f"{curve[lowest]:.2f} ({lowest})", f"{curve[end]:.2f} ({end})")
+            for column, cell in zip(columns, cells, strict=True):
+                column.append(cell)
+        lines.append(f"| {arm} | {MEASURES[measure]} | {' | '.join(map(', '.join, columns))} |")
     return "\n".join(lines) + "\n"
 
 
@@ -65,7 +64,7 @@ def mean_curve(seeds: Sequence[Curve]) -> Curve:
 def draw(curves: dict[tuple[str, str], list[Curve]], path: Path) -> None:
     figure, axes = pyplot.subplots(1, len(MEASURES), figsize=(10, 4), layout="constrained", sharey=True)
     for axis, (measure, title) in zip(axes, MEASURES.items(), strict=True):
-        for number, arm in enumerate(ARMS):
+        for number, arm in enumerate(dict.fromkeys(arm for arm, _ in curves)):
             for curve in curves.get((arm, measure), []):
                 axis.plot(list(curve), list(curve.values()), color=f"C{number}", alpha=0.25, linewidth=0.8)
             if (arm, measure) in curves:
