@@ -66,7 +66,7 @@ def draw(curves: dict[tuple[str, str], list[Curve]], path: Path) -> None:
     for axis, (measure, title) in zip(axes, MEASURES.items(), strict=True):
         for number, arm in enumerate(dict.fromkeys(arm for arm, _ in curves)):
             for curve in curves.get((arm, measure), []):
-                axis.plot(list(curve), list(curve.values()), color=f"C{number}", alpha=0.25, linewidth=0.8)
+                axis.plot(list(curve), list(curve.values()), color=f"C{number}", alpha=0.5, linewidth=0.8)
             if (arm, measure) in curves:
                 mean = mean_curve(curves[arm, measure])
                 axis.plot(list(mean), list(mean.values()), color=f"C{number}", label=arm)
