@@ -377,7 +377,7 @@ def test_weights_of_different_pools_are_synced_at_the_same_time_and_of_one_pool_
 
         one, other = object(), object()
         trained = [policy("a", one), policy("b", other), policy("c", one)]
-        await Trainer._sync_weights(SimpleNamespace(trained=trained), 1)
+        await Trainer._sync_weights(SimpleNamespace(snapshots=[], trained=trained), 1)
         return order
 
     order = asyncio.run(main())

@@ -426,3 +426,31 @@ def test_states_of_the_users_metrics_and_of_baselines_are_kept_and_restored(loop
     )
     asyncio.run(resumed._resume())
     assert (resumed.user_metrics.state, resumed.baselines.state) == ({"n": 4}, {"main": {"solver": 0.25}})
+
+
+def test_past_selves_are_asked_after_every_step_kept_in_checkpoints_and_restored(loop, tmp_path, monkeypatch):
+    class Past:
+        name, canary, asked = "old", None, []
+
+        async def refresh(self, step):
+            self.asked.append(step)
+
+        def save(self, folder, step):
+            self.asked.append(("saved", folder.name, step))
+
+        def saved(self):
+            return []
+
+        async def load_snapshot(self, folder):
+            self.asked.append(("loaded", folder))
+
+    made, _ = loop(None, save_freq=2)
+    made.snapshots = [Past()]
+    monkeypatch.setattr(trainer.checkpoint, "save", lambda root, step, info, write, keep: write(tmp_path))
+    asyncio.run(made.train())
+    kept = [("saved", "old", step) for step in (2, 4)]
+    assert Past.asked == [0, 1, 2, kept[0], 3, 4, kept[1], 5, ("saved", "old", 5)]
+    resumed, _ = loop(None)
+    resumed.snapshots, resumed.start = [Past()], resume.Start(tmp_path, 4, 4)
+    asyncio.run(resumed._resume())
+    assert Past.asked[-1] == ("loaded", tmp_path / "old")
