@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from recipe.dag.policy.losses import SUM, low_variance_kl
+from recipe.dag.types.record import Episode
 from recipe.dag.types.row import Row
 
 
@@ -73,6 +74,20 @@ def token_columns(
         for call, (start, end) in zip(row.calls, row.spans(), strict=True):
             parts = {name: columns[column][index][start:end] for column, name in names.items()}
             yield (row.uid, row.episode, call.position), parts
+
+
+def record_tokens(
+    rows: list[Row], columns: Mapping[str, list[torch.Tensor]], episodes: Mapping[tuple[str, int], Episode]
+) -> None:
+    """Write `token_columns` into the calls of the episodes."""
+    for (uid, index, position), parts in token_columns(rows, columns):
+        if (episode := episodes.get((uid, index))) is not None:
+            call = episode.all_calls[position]
+            # a merged call's part of the row begins with what its prompt adds to the calls before
+            tail = -len(call.response_ids) or None
+            call.token_columns = {
+                name: [round(value, 6) for value in part[tail:].tolist()] for name, part in parts.items()
+            }
 
 
 def mismatch(trainer: torch.Tensor, server: torch.Tensor) -> dict[str, float]:

@@ -31,7 +31,7 @@ from recipe.dag.train.alternation import actor_updates_at
 from recipe.dag.train.centralized_critic import JointHistory
 from recipe.dag.train.critics import CriticBatch, critic_batches, value_metrics
 from recipe.dag.train.kernels import PolicyBatch, as_tensor
-from recipe.dag.train.metrics import call_advantages, token_columns, token_metrics
+from recipe.dag.train.metrics import call_advantages, record_tokens, token_metrics
 from recipe.dag.train.role_baselines import Averages, RoleBaselines
 from recipe.dag.train.selection import select_rows
 from recipe.dag.train.sequential import CompoundFactor, in_sequence
@@ -283,14 +283,7 @@ class TrainingStep:
     def record_tokens(self) -> None:
         """Write the numbers of each call's tokens into its episode's record."""
         for batch in self.batches.values():
-            for (uid, index, position), columns in token_columns(batch.rows, batch.columns):
-                if (episode := self.episodes.get((uid, index))) is not None:
-                    call = episode.all_calls[position]
-                    # a merged call's part of the row begins with what its prompt adds to the calls before
-                    tail = -len(call.response_ids) or None
-                    call.token_columns = {
-                        name: [round(value, 6) for value in part[tail:].tolist()] for name, part in columns.items()
-                    }
+            record_tokens(batch.rows, batch.columns, self.episodes)
 
     def _penalties(self, name: str) -> list[torch.Tensor]:
         """Return what is added to each token's reward for its KL to the reference, one tensor per row."""
@@ -338,9 +331,8 @@ class TrainingStep:
             metrics |= {f"agent/{agent}/grad_tokens_share": share for agent, share in self.loss_shares(name).items()}
             if "advantages" in batch.columns:
                 taught = lessons(batch.rows, batch.columns["advantages"], self.workflow.algorithm.loss_agg)
-                metrics |= {
-                    f"agent/{agent}/{key}": value for agent, own in taught.items() for key, value in own.items()
-                }
+                for agent, own in taught.items():
+                    metrics |= {f"agent/{agent}/{key}": value for key, value in own.items()}
             memory = {key: values.pop(key) for key in list(values) if key.startswith("perf/")}
             if "values" in batch.columns:
                 values |= value_metrics(batch)
