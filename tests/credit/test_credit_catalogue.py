@@ -43,15 +43,20 @@ def load(tmp_path):
 
 @pytest.mark.parametrize("name", SELECTABLE)
 def test_every_selectable_name_loads_with_its_options(load, name):
-    algorithm = load(f"estimator: {name}", ", critic: {}" if ESTIMATORS[name].needs_values else "")
+    critic = ", critic: {}" if ESTIMATORS[name].needs_values else ""
+    algorithm = load(f"estimator: {name}", ", reference: true" if ESTIMATORS[name].pairs_calls else critic)
     assert type(algorithm) is ESTIMATORS[name] and algorithm == make_algorithm(name)
     assert algorithm.source and algorithm.assumes and options_of(type(algorithm))
 
 
 def test_a_method_adds_its_options_to_the_common_ones_and_changes_none_but_what_it_holds():
+    held = {
+        "magrpo": {"epochs", "mini_batches"},
+        "spin": {"drop_zero_variance", "loss_agg", "policy_loss", "old_log_probs"},
+    }
     for name, method in ESTIMATORS.items():
         changed = {key for key in Algorithm.model_fields if key in method.__annotations__} - {"estimator"}
-        assert changed == ({"epochs", "mini_batches"} if name == "magrpo" else set())
+        assert changed == held.get(name, set())
     assert readers("lam") == ("gae", "gae_chain", "ippo", "mappo") and readers("epochs") == readers("nothing") == ()
 
 

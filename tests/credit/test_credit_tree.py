@@ -140,7 +140,11 @@ def test_calls_merged_into_one_row_have_their_own_scores():
     assert credit(rows, estimator="grpo", scale="none") == pytest.approx([0.5 + 0.5, 0.2 + 0.5, 0.5, -0.5, -0.5])
 
 
-WITHOUT_CRITIC = [name for name, method in ESTIMATORS.items() if not method.needs_values and not method.spans_policies]
+WITHOUT_CRITIC = [
+    name
+    for name, method in ESTIMATORS.items()
+    if not method.needs_values and not method.spans_policies and not method.pairs_calls
+]
 
 
 @pytest.mark.parametrize("estimator", WITHOUT_CRITIC)

@@ -57,6 +57,9 @@ class Algorithm(Frozen):
     """Reads a critic's values where policies have one."""
     spans_policies: ClassVar[bool] = False
     """Reads the rows of all policies at once, and carries rewards from one agent to another."""
+    pairs_calls: ClassVar[bool] = False
+    """Compares pairs of calls by their log-probs under the policy and its reference, which every trained policy needs.
+    A call without a pair has no part in the step."""
     joint_critic: ClassVar[bool] = False
     """One critic for all policies reads the joint history: each call is a row by itself."""
     carries_back_unless: ClassVar[str | None] = None
@@ -180,6 +183,11 @@ class Algorithm(Frozen):
         needed = any(block.reads_old_log_probs for block in self.blocks) or self.kl_reward_coef > 0
         return needed or self.epochs * self.mini_batches > 1
 
+    @property
+    def credit_reads_log_probs(self) -> bool:
+        """Whether advantages depend on the log-probs of the policy and its reference."""
+        return self.pairs_calls or self.kl_reward_coef > 0
+
     def credit(self, batch: CreditBatch, base: str = "") -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Return (advantages, returns) of the batch: per row one float32 tensor as long as its response, 0 where the
         mask is 0. `base`: the workflow file, to which paths of the user's code are relative."""
@@ -211,10 +219,18 @@ class Algorithm(Frozen):
         none."""
         return None
 
+    def credit_metrics(self, batch: CreditBatch) -> dict[str, float]:
+        """Return what the estimator reports of a policy's batch."""
+        return {}
+
     def reward_columns(self, batch: CreditBatch) -> list[Sequence[float] | None]:
         """Return the rewards whose differences carry gradient, each [C]; None for the batch's own. A group may be left
         out only if its calls are equal in all of them."""
         return [None]
+
+    def paired_calls(self, batch: CreditBatch) -> list[bool]:
+        """Return [C]: whether the call is in a pair."""
+        raise TypeError(f"{type(self).__name__} pairs no calls")  # asked only where `pairs_calls`
 
     @property
     def unscored_scope(self) -> Scope:

@@ -24,6 +24,7 @@ from recipe.dag.algorithms.mappo import Mappo
 from recipe.dag.algorithms.reinforce import Reinforce, ReinforcePP, ReinforcePPBaseline
 from recipe.dag.algorithms.reward_catalogue import REQUIRED, RewardEntry, reward_nodes
 from recipe.dag.algorithms.rloo import Rloo
+from recipe.dag.algorithms.spin import Spin
 from recipe.dag.algorithms.team_value import Qmix, Vdn
 
 DEFAULT = Grpo
@@ -38,6 +39,7 @@ METHODS: tuple[type[Algorithm], ...] = (
     Gae,
     GaeChain,
     Gdpo,
+    Spin,
     Ippo,
     Mappo,
     Vdn,

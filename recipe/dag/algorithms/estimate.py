@@ -28,23 +28,23 @@ def estimate(
     penalties: Sequence[Tensor | None] | None = None,
     mixer_credits: Sequence[Sequence[float]] | None = None,
     baselines: Mapping[str, float] | None = None,
+    log_ratios: Sequence[Tensor | None] | None = None,
     base: str = "",
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """Return (advantages, returns) of one policy's rows, or of all policies', in their order: one float32 tensor per
     row, as long as its response, 0 where the mask is 0.
 
-    `values` and `penalties` (added to each token's reward): per row a tensor as long as its response, or None.
-    `mixer_credits`: per row, the credit that a mixer gives its calls beside their rewards. `baselines`: by role.
-    `base`: the workflow file, for a user's estimator. Raises ValueError for bad rows and missing values, UserError for
-    errors of a user's estimator.
+    `values`, `penalties` (added to each token's reward) and `log_ratios` (of the policy to its reference): per row a
+    tensor as long as its response, or None. `mixer_credits`: per row, the credit that a mixer gives its calls beside
+    their rewards. `baselines`: by role. `base`: the workflow file, for a user's estimator. Raises ValueError for bad
+    rows and missing values, UserError for errors of a user's estimator.
     """
     if algorithm.needs_values and values is None:
         raise ValueError(f"estimator {algorithm.estimator} needs a critic's values")
-    if any(call.candidate is not None for row in rows for call in row.calls):
+    if not algorithm.pairs_calls and any(call.candidate is not None for row in rows for call in row.calls):
         return _of_candidates(algorithm, rows, baselines, base)
     columns = {"values": values, "penalties": penalties, "mixer_credits": mixer_credits, "baselines": baselines}
-    batch = _batch(algorithm, rows, **columns)
-    return algorithm.credit(batch, base)
+    return algorithm.credit(credit_batch(algorithm, rows, **columns, log_ratios=log_ratios), base)
 
 
 def score_advantages(algorithm: Algorithm, rows: Sequence[Row]) -> list[list[float]]:
@@ -62,7 +62,7 @@ def _of_candidates(
     neither critics nor penalties."""
     later = _tree(algorithm).later
     kept = [row for row in rows if not row.is_dropped]
-    credited = algorithm.credit(_batch(algorithm, kept, baselines=baselines), base) if kept else ((), ())
+    credited = algorithm.credit(credit_batch(algorithm, kept, baselines=baselines), base) if kept else ((), ())
     results = iter(zip(*credited, strict=True))
     advantages: list[Tensor] = []
     returns: list[Tensor] = []
@@ -84,8 +84,8 @@ def _tree(algorithm: Algorithm) -> Tree:
     return algorithm.tree or Tree()
 
 
-def _batch(algorithm: Algorithm, rows: Sequence[Row], **columns: Any) -> CreditBatch:
-    """Return the batch of the rows, with the keyword arguments `columns` of `from_rows`."""
+def credit_batch(algorithm: Algorithm, rows: Sequence[Row], **columns: Any) -> CreditBatch:
+    """Return the batch that the algorithm credits, with the keyword arguments `columns` of `from_rows`."""
     return CreditBatch.from_rows(
         rows,
         # a mixer divides the team's value first; what it credits is compared policy by policy

@@ -31,6 +31,7 @@ class Algorithm(Protocol):
 
 class Sampling(Protocol):
     max_tokens: int
+    temperature: float
 
 
 class Agent(Protocol):
@@ -41,8 +42,13 @@ class Agent(Protocol):
     tools: Sequence[object]
 
 
+class KeptReference(Protocol):
+    refresh: int | None
+
+
 class Policy(Protocol):
     train_cycle: int | None
+    reference: KeptReference | None
 
 
 class Node(Protocol):

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from recipe.dag.algorithms.base import Algorithm, GroupKey, Scope, is_held
+from recipe.dag.algorithms.base import Algorithm, GroupKey, Scope
 from recipe.dag.algorithms.facts import Facts
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import listing
@@ -47,7 +47,8 @@ class Comparing(Algorithm):
         """Return why grouping by `key` changes nothing in this workflow; None if it may."""
         if key == "branch" and not facts.branches:
             return "nothing branches here: no node has a `when`, and there are no loops; remove it"
-        if key == "round" and not facts.loops and not is_held(type(self), "group_by"):
+        written = self.group_by != type(self).model_fields["group_by"].default
+        if key == "round" and not facts.loops and written:
             return "nothing runs in rounds here: there are no loops; remove it"
         return None
 

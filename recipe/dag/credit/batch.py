@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from recipe.dag.types.row import Row
+    from recipe.dag.types.row import Candidate, Row
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,12 @@ class CreditBatch:
     """The outcome by the node that paid it."""
     unscored: tuple[bool, ...]
     """True where the reward is unknown; the outcome is then 0."""
+    in_loss: tuple[bool, ...]
+    """False where the policy's loss excludes the call."""
+    candidate: tuple[Candidate | None, ...]
+    """The comparison with the candidates beside it; None for a call without any."""
+    given: tuple[bool, ...]
+    """True where the data, not the policy, gave the response."""
     prompt_hash: tuple[str, ...] | None
     """Equal for calls with the same prompt, token by token; None unless `from_rows` was asked for it."""
     rewards: Tensor
@@ -63,6 +69,9 @@ class CreditBatch:
     subtracted; None without a mixer."""
     baselines: Tensor
     """[C] float64, the baseline of the call's role; 0 without one."""
+    log_ratios: Tensor | None
+    """[C] float64, the sum over the call's sampled tokens of the log-prob under the policy minus that under its
+    reference; None if no log-probs were passed."""
     values: Tensor
     """[N] values of the critic, in its own precision; 0 where there are none."""
     valued: Tensor
@@ -85,15 +94,16 @@ class CreditBatch:
         penalties: Sequence[Tensor | None] | None = None,
         mixer_credits: Sequence[Sequence[float]] | None = None,
         baselines: Mapping[str, float] | None = None,
+        log_ratios: Sequence[Tensor | None] | None = None,
         one_policy: bool = True,
         prompts: bool = False,
     ) -> CreditBatch:
         """Return the batch of these rows.
 
-        `values` and `penalties`: one tensor per row, as long as its response, or None for a row without any.
-        `mixer_credits`: per row one number per call. `baselines`: by role. `prompts`: hash the prompt of each call.
-        Raises ValueError, naming uid, episode and agent, for a reward, value, penalty or credit that is not finite, for
-        calls that do not tile their row and, with `one_policy`, for rows of several policies.
+        `values`, `penalties` and `log_ratios`: one tensor per row, as long as its response, or None for a row without
+        any. `mixer_credits`: per row one number per call. `baselines`: by role. `prompts`: hash the prompt of each
+        call. Raises ValueError, naming uid, episode and agent, for a reward, value, penalty or credit that is not
+        finite, for calls that do not tile their row and, with `one_policy`, for rows of several policies.
         """
         policies = sorted({row.policy for row in rows})
         if one_policy and len(policies) > 1:
@@ -108,10 +118,12 @@ class CreditBatch:
         outcomes_C = torch.tensor([call.reward for call in calls], dtype=torch.float64)
         penalties_N = _token_column(rows, mask_N, penalties, "penalty").double()
         # a call's reward for estimators without values; GAE pays each penalty on its own token instead
-        rewards_C = outcomes_C
+        rewards_C, ratios_C = outcomes_C, None
         if penalties is not None:
-            call_of_token_N = torch.arange(len(lengths_C)).repeat_interleave(lengths_C)
-            rewards_C = outcomes_C.index_add(0, call_of_token_N, penalties_N)
+            rewards_C = outcomes_C + _sum_of_calls(penalties_N, lengths_C)
+        if log_ratios is not None:
+            ratios_N = _token_column(rows, mask_N, log_ratios, "log-ratio").double()
+            ratios_C = _sum_of_calls(ratios_N, lengths_C)
         return cls(
             policy=tuple(row.policy for row in rows),
             uid=tuple(row.uid for row in rows_C),
@@ -126,6 +138,9 @@ class CreditBatch:
             step=tuple(call.step for call in calls),
             parts=tuple(call.parts for call in calls),
             unscored=tuple(call.unscored for call in calls),
+            in_loss=tuple(call.learns for call in calls),
+            candidate=tuple(call.candidate for call in calls),
+            given=tuple(row.given for row in rows_C),
             prompt_hash=tuple(chain.from_iterable(map(_prompt_hashes, rows))) if prompts else None,
             rewards=rewards_C,
             outcomes=outcomes_C,
@@ -133,6 +148,7 @@ class CreditBatch:
             penalized=penalties is not None,
             mixer_credits=None if mixer_credits is None else _credit_column(rows, mixer_credits),
             baselines=torch.tensor([(baselines or {}).get(call.role, 0.0) for call in calls], dtype=torch.float64),
+            log_ratios=ratios_C,
             values=_token_column(rows, mask_N, values, "value"),
             valued=_has_tensor(rows, values),
             row_of_call=row_of_call,
@@ -195,6 +211,12 @@ def _mask(rows: Sequence[Row]) -> Tensor:
     # frombuffer refuses an empty buffer, hence the one byte that the slice removes again
     joined = bytearray(b"".join(bytes(row.response_mask) for row in rows)) or bytearray(1)
     return torch.frombuffer(joined, dtype=torch.uint8)[: sum(len(row.response_mask) for row in rows)].bool()
+
+
+def _sum_of_calls(tokens_N: Tensor, lengths_C: Tensor) -> Tensor:
+    """Return [C]: the sum of the tokens of each call."""
+    call_of_token_N = torch.arange(len(lengths_C)).repeat_interleave(lengths_C)
+    return tokens_N.new_zeros(len(lengths_C)).index_add(0, call_of_token_N, tokens_N)
 
 
 def _credit_column(rows: Sequence[Row], mixer_credits: Sequence[Sequence[float]]) -> Tensor:

@@ -23,6 +23,7 @@ from recipe.dag.policy.placement import Pool
 from recipe.dag.policy.policy import PolicyRuntime, run_sync
 from recipe.dag.policy.shards import Saved, adapters_saved
 from recipe.dag.report.phases import announce
+from recipe.dag.workflow.agent_schema import Reference
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -81,7 +82,7 @@ class AdapterPolicy(PolicyRuntime):
         host: AdapterHost,
         *,
         trained: bool,
-        reference: bool,
+        reference: Reference | None,
         critic: bool,
         start: str | None,
     ):
@@ -125,10 +126,10 @@ class AdapterPolicy(PolicyRuntime):
     def saved(self) -> list[Saved]:
         return [*adapters_saved(self.name, self.workers.world_size, critic=self.critic)]
 
-    def _restore(self, actor: Path, critic: Path) -> None:
-        self.workers.load_adapter(self.name, str(actor))
+    def _restore(self, folder: Path) -> None:
+        self.workers.load_adapter(self.name, str(folder / "actor"))
         if self.critic:
-            self.workers.load_adapter(critic_of(self.name), str(critic))
+            self.workers.load_adapter(critic_of(self.name), str(folder / "critic"))
 
 
 class AdapterWorkers:

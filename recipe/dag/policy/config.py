@@ -162,7 +162,7 @@ def _apply_algorithm(actor: DictConfig, algorithm: Algorithm, policy: Policy, ru
     if algorithm.policy_loss == "cpgd":
         actor.policy_loss.ppo_kl_coef = algorithm.policy_drift_coef
     actor.entropy_coeff = algorithm.entropy_coef
-    actor.use_kl_loss = policy.reference and algorithm.kl_loss_coef > 0
+    actor.use_kl_loss = policy.reference is not None and algorithm.kl_loss_coef > 0
     actor.kl_loss_coef = algorithm.kl_loss_coef
     actor.ppo_epochs = algorithm.epochs
     actor.data_loader_seed = run.seed

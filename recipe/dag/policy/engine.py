@@ -151,6 +151,13 @@ class PolicyEngine(QuantizedMoments, FullOffload, GatheredWeights, PackedInputs,
     """
 
     fused = False
+    holds_schedule = False
+    """Whether another update of the same step follows: the learning rate changes once a step."""
+
+    def lr_scheduler_step(self) -> float:
+        if self.holds_schedule:
+            return float(self.optimizer.param_groups[0]["lr"])
+        return super().lr_scheduler_step()
 
     def _build_module(self) -> torch.nn.Module:
         module = super()._build_module()

@@ -24,8 +24,9 @@ from recipe.dag.endpoint.client import GenerationClient, PolicyEndpoint
 from recipe.dag.policy.canary import Canary, number_format, prompt_of
 from recipe.dag.policy.placement import Pool
 from recipe.dag.policy.servers import PolicyServerManager, ServerClient, replica_class
-from recipe.dag.policy.shards import Saved
+from recipe.dag.policy.shards import REFERENCE_CONTENTS, Saved
 from recipe.dag.report.phases import announce
+from recipe.dag.workflow.agent_schema import Reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,14 @@ class PolicyRuntime:
     """A policy's processes: call `start` once, then `sync_weights`, `sleep`, `save` and `load`."""
 
     def __init__(
-        self, name: str, config: DictConfig, pool: Pool, *, trained: bool, reference: bool = False, critic: bool = False
+        self,
+        name: str,
+        config: DictConfig,
+        pool: Pool,
+        *,
+        trained: bool,
+        reference: Reference | None = None,
+        critic: bool = False,
     ):
         self.name, self.config, self.pool = name, config, pool
         self.trained, self.reference, self.critic = trained, reference, critic
@@ -64,7 +72,7 @@ class PolicyRuntime:
     async def start(self) -> None:
         """Launch the workers, then the servers, which end up asleep (trained policy) or ready (frozen policy)."""
         if self.trained:
-            extras = ["the reference"] * self.reference + ["a critic"] * self.critic
+            extras = ["the reference"] * (self.reference is not None) + ["a critic"] * self.critic
             suffix = f", with {' and '.join(extras)}" if extras else ""
             announce(f"policy {self.name}: loading {self.config.actor_rollout_ref.model.path} to train it{suffix}")
             await asyncio.to_thread(self._start_workers)
@@ -144,7 +152,7 @@ class PolicyRuntime:
         """Return the class of the workers, and its arguments besides the configuration."""
         from recipe.dag.policy.worker import PolicyWorker
 
-        role = "actor_rollout_ref" if self.reference else "actor_rollout"
+        role = "actor_rollout" if self.reference is None else "actor_rollout_ref"
         return PolicyWorker, {"role": role, "critic": self.config.critic if self.critic else None}
 
     def kill(self) -> None:
@@ -182,11 +190,23 @@ class PolicyRuntime:
         """Reset the random state of every worker to that of `step`."""
         self.workers.seed_random_state(step)
 
+    @property
+    def renews_reference(self) -> bool:
+        return self.reference is not None and self.reference.refresh is not None
+
+    def renew_reference(self, step: int) -> None:
+        """Copy the weights after `step` to the reference, if it is due."""
+        if self.reference is not None and self.reference.refresh is not None and step % self.reference.refresh == 0:
+            self.workers.renew_reference()
+
     def save(self, folder: Path, step: int) -> None:
-        """Save the actor to `folder`/actor and the critic, if there is one, to `folder`/critic."""
+        """Save the actor to `folder`/actor, the critic, if there is one, to `folder`/critic, and a reference that is
+        renewed to `folder`/reference."""
         self.workers.save_checkpoint(str(folder / "actor"), None, step)
         if self.critic:
             self.workers.save_critic(str(folder / "critic"), step)
+        if self.renews_reference:
+            self.workers.save_reference(str(folder / "reference"))
 
     def saved(self) -> list[Saved]:
         """Return the models that `save` writes, by their folders in the checkpoint."""
@@ -195,21 +215,25 @@ class PolicyRuntime:
         models = [Saved(f"{self.name}/actor", ranks, tuple(actor.checkpoint.save_contents))]
         if self.critic:
             models.append(Saved(f"{self.name}/critic", ranks, tuple(critic.checkpoint.save_contents)))
+        if self.renews_reference:
+            models.append(Saved(f"{self.name}/reference", ranks, REFERENCE_CONTENTS))
         return models
 
     def load(self, folder: Path) -> None:
         """Load what `save` wrote to `folder`. Raises UserError if there is anything else in it."""
         try:
-            self._restore(folder / "actor", folder / "critic")
+            self._restore(folder)
             if self.canary is not None:
                 self.workers.score_canary(self.canary.prompt)
         except UserError as error:  # Ray's copy of a worker's error, whose text is a traceback
             raise UserError(str(getattr(error, "cause", error))) from error
 
-    def _restore(self, actor: Path, critic: Path) -> None:
-        self.workers.load_checkpoint(str(actor))
+    def _restore(self, folder: Path) -> None:
+        self.workers.load_checkpoint(str(folder / "actor"))
         if self.critic:
-            self.workers.load_critic(str(critic))
+            self.workers.load_critic(str(folder / "critic"))
+        if self.renews_reference:
+            self.workers.load_reference(str(folder / "reference"))
 
 
 def run_sync(sync: CheckpointEngineManager, version: int) -> None:

@@ -27,13 +27,15 @@ ADAPTERS = {"adapter": (CONFIG, WEIGHTS), "head": (HEAD,)}
 """What a checkpoint has of an adapter and of a critic's head, besides the optimizer, whose files have the scheduler."""
 SNAPSHOT = "snapshot"
 """The folder of a past self's weights in a policy's folder of a checkpoint."""
+REFERENCE_CONTENTS = ("model",)
+"""What a checkpoint has of a reference that is renewed."""
 VISIBLE_S = 30
 """Seconds after which one machine must see on a shared file system what another has written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The files that one model of a policy, its actor or critic, writes to a checkpoint."""
+    """The files that one model of a policy, its actor, critic or reference, writes to a checkpoint."""
 
     folder: str
     """Relative to the checkpoint, such as `main/actor`."""
@@ -128,6 +130,8 @@ def _contents(facts: dict[str, Any], config: DictConfig, workflow: Workflow, key
             default = OmegaConf.select(config, f"{branch}.checkpoint.{key}")
             contents = own.get(f"{prefix}checkpoint.{key}", default)
             yield Saved(f"{name}/{folder}", world_size, tuple(contents))
+        if name in facts.get("references", ()) and policy.reference is not None and policy.reference.refresh:
+            yield Saved(f"{name}/reference", world_size, REFERENCE_CONTENTS)
     yield from (Saved(f"{name}/{SNAPSHOT}", 1, ("hf_model",)) for name in workflow.snapshots())
 
 

@@ -15,6 +15,7 @@ import time
 import zlib
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ import verl.workers.engine.fsdp.transformer_impl as fsdp
 import verl.workers.rollout.base as rollout_base
 from tensordict import TensorDict
 from torch.distributed import init_process_group, is_initialized
+from torch.distributed.tensor import DTensor
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
@@ -36,6 +38,7 @@ from verl.workers.utils.losses import value_loss
 
 from recipe.dag.policy import canary, engine, losses, value_model, varlen
 from recipe.dag.policy.safe_load import weights_only
+from recipe.dag.policy.shards import SHARDS
 
 ONE_TO_ALL = Dispatch.ONE_TO_ALL  # pyright: ignore[reportAttributeAccessIssue]  # verl adds its members at run time
 
@@ -115,10 +118,12 @@ class PolicyWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def update_actor(self, data: TensorDict) -> TensorDict | None:
-        if not self.canary:
-            return super().update_actor(data)
         assert self.actor is not None  # only workers with an actor are asked to update it
-        with self.actor.engine.train_mode():  # loads what is offloaded, once for the update and the canary
+        engine = self.actor.engine
+        engine.holds_schedule = tu.pop(data, "more_follow", default=False)
+        if not self.canary or engine.holds_schedule:  # the step's last update scores the canary
+            return super().update_actor(data)
+        with engine.train_mode():  # loads what is offloaded, once for the update and the canary
             tu.assign_non_tensor(data, disable_auto_offload=True)
             output = super().update_actor(data)
             self._score_canary(loaded=True)
@@ -180,9 +185,46 @@ class PolicyWorker(ActorRolloutRefWorker):
         with weights_only(local_path):
             self._critic().load_checkpoint(local_path)
 
+    @register(dispatch_mode=ONE_TO_ALL)
+    @torch.no_grad()
+    def renew_reference(self):
+        """Copy the actor's weights to the reference, on each rank its own part."""
+        assert self.actor is not None
+        weights = self.actor.engine.module.state_dict()
+        for name, weight in self._reference_weights().items():
+            weight.copy_(_own_part(weights[name]))
+
+    @register(dispatch_mode=ONE_TO_ALL)
+    def save_reference(self, folder: str):
+        file = self._reference_file(folder)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # a clone: torch would save all of the memory that a view is a part of
+        torch.save({name: weight.cpu().clone() for name, weight in self._reference_weights().items()}, file)
+
+    @register(dispatch_mode=ONE_TO_ALL)
+    @torch.no_grad()
+    def load_reference(self, folder: str):
+        with weights_only(folder):
+            saved = torch.load(self._reference_file(folder), map_location="cpu")
+        for name, weight in self._reference_weights().items():
+            weight.copy_(saved[name])
+
+    def _reference_weights(self) -> dict[str, torch.Tensor]:
+        """Return this rank's part of the reference's weights, by their names in the model."""
+        assert self.ref is not None  # only policies with a reference renew it
+        # a state dict, not the parameters: FSDP shards the weights again that a pass has left gathered
+        return {name: _own_part(weight) for name, weight in self.ref.engine.module.state_dict().items()}
+
+    def _reference_file(self, folder: str) -> Path:
+        return Path(folder) / f"{SHARDS['model']}_world_size_{self.world_size}_rank_{self.rank}.pt"
+
     def _critic(self) -> TrainingWorker:
         assert self.critic is not None  # the critic's methods are called only for policies that have one
         return self.critic
+
+
+def _own_part(weight: torch.Tensor) -> torch.Tensor:
+    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def set_timeout_of_process_groups(timeout: timedelta) -> None:

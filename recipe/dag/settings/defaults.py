@@ -247,7 +247,7 @@ def _policy(config: DictConfig, workflow: Workflow, decision: Decision, name: st
         trainer=trainer,
         critic=None if critic is None else size_of(critic),
         critic_moments=moments.critic,
-        reference=policy.reference,
+        reference=policy.reference is not None,
         keeps_weights=bool(trained) and policy.frozen and keeps_base(config, decision),
         server_share=float(keys["rollout.gpu_memory_utilization"] or 0.5),
         tensor_parallel=int(keys["rollout.tensor_model_parallel_size"] or 1),

@@ -183,7 +183,7 @@ def _not_trained(typed: Mapping[str, Typed], config: DictConfig, workflow: Workf
         elif branch == "critic" and not critics:
             message = f"no policy of the workflow has a critic (estimator {workflow.algorithm.estimator}); remove it"
         elif key.startswith(f"{RUN}.ref.") and not any(policy.reference for policy in trained):
-            message = "no policy keeps a reference (`reference: true` and `algorithm.kl_loss_coef`); remove it"
+            message = "no policy keeps a reference (`reference: true`, for a KL or estimator spin); remove it"
         elif key == f"{RUN}.actor.kl_loss_type" and not workflow.algorithm.kl_loss_coef:
             message = "there is no KL in the loss; set `algorithm.kl_loss_coef` in the workflow"
         elif key in (f"{_OPTIMIZER}.lr", "critic.optim.lr") and all(owner.lr is not None for owner in owners):

@@ -7,6 +7,7 @@ checkpoint that the tracker names.
     checkpoints/global_step_20/<policy>/actor/...     verl's FSDP shards, and `huggingface/` to load elsewhere
     checkpoints/global_step_20/<policy>/critic/...    the same for its critic, if the policy owns one
     checkpoints/global_step_20/<policy>/snapshot/...  the weights of a past self (policy/snapshot.py)
+    checkpoints/global_step_20/<policy>/reference/... its reference, if it is renewed
     checkpoints/global_step_20/mixer.pt               state of vdn and qmix (train/team_critic.py)
     checkpoints/global_step_20/run.json               step, policies and their processes, batches of samples consumed,
                                                       states of the bias monitor (coach/bias.py), of the user's

@@ -26,6 +26,7 @@ from recipe.dag.tools.passages import read_collection
 from recipe.dag.train.data import Sample
 from recipe.dag.train.digest import file_digest, model_digest, samples_digest
 from recipe.dag.train.models import ModelPaths
+from recipe.dag.workflow.agent_schema import Reference
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.user_files import portable_ref, user_files
 
@@ -86,12 +87,16 @@ def differences(stored: Items, now: Fingerprint) -> tuple[list[str], list[str]]:
 
 
 def in_todays_form(stored: Items) -> Items:
-    """Return a checkpoint's fingerprint with nodes in the form of the schema; earlier versions stored the long one."""
-    learned = stored["learned"]
-    nodes = {
-        name: read_node(node, []).node if is_long(node) else node for name, node in learned["workflow"]["nodes"].items()
+    """Return a checkpoint's fingerprint in the form of the schema; earlier versions stored the long form of nodes, and
+    whether a policy has a reference."""
+    learned, workflow = stored["learned"], stored["learned"]["workflow"]
+    nodes = {name: read_node(node, []).node if is_long(node) else node for name, node in workflow["nodes"].items()}
+    references = {True: Reference().model_dump(), False: None}
+    policies = {
+        name: policy | {"reference": references[kept]} if isinstance(kept := policy.get("reference"), bool) else policy
+        for name, policy in workflow["policies"].items()
     }
-    return {**stored, "learned": {**learned, "workflow": {**learned["workflow"], "nodes": nodes}}}
+    return {**stored, "learned": {**learned, "workflow": {**workflow, "nodes": nodes, "policies": policies}}}
 
 
 def _models(workflow: Workflow, models: ModelPaths) -> Items:

@@ -149,9 +149,12 @@ def update_critic(policy: PolicyRuntime, batch: PolicyBatch, critic: Critic, *, 
     }
 
 
-def update_actor(policy: PolicyRuntime, batch: PolicyBatch, algorithm: Algorithm, *, seed: int) -> None:
+def update_actor(
+    policy: PolicyRuntime, batch: PolicyBatch, algorithm: Algorithm, *, seed: int, more_follow: bool = False
+) -> None:
     """Update the actor in `epochs` passes over the rows of `mini_batches` optimizer steps each, without the calls that
-    the loss leaves out. If it leaves out all calls, do nothing."""
+    the loss leaves out. If it leaves out all calls, do nothing. `more_follow`: other updates of the step come after
+    this one, so that the learning rate stays."""
     calls = [call.learns for row in batch.rows for call in row.calls]
     if not all(calls):
         batch.metrics["outside_loss"] = 1.0 - sum(calls) / len(calls)
@@ -161,6 +164,8 @@ def update_actor(policy: PolicyRuntime, batch: PolicyBatch, algorithm: Algorithm
     model = policy.config.actor_rollout_ref.actor
     data = _passes(policy, batch, names, model, epochs=algorithm.epochs, seed=seed, masked=not all(calls))
     _assign_update(data, calculate_entropy=algorithm.entropy_coef != 0 or "old_log_probs" not in batch.columns)
+    if more_follow:
+        tu.assign_non_tensor(data, more_follow=True)
     learned = [row for row in batch.rows if row.learns]
     with measured(batch.passes, "update", learned, epochs=algorithm.epochs):
         output = policy.workers.update_actor(data)

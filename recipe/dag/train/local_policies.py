@@ -91,9 +91,8 @@ def _on_one_model(
             yield SnapshotPolicy(base, configs[base], pool, policies, source=spec.snapshot_of, every=spec.every or 1)
             return
         trained = not spec.frozen
-        yield PolicyRuntime(
-            base, configs[base], pool, trained=trained, reference=trained and spec.reference, critic=critic
-        )
+        reference = spec.reference if trained else None
+        yield PolicyRuntime(base, configs[base], pool, trained=trained, reference=reference, critic=critic)
         return
     shapes = {name: shape_of(lora) for name in adapters if (lora := workflow.policies[name].lora) is not None}
     trained_here = [

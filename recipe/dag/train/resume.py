@@ -63,6 +63,9 @@ def find_start(run: DictConfig, workflow: Workflow, now: Fingerprint, *, samples
     for name in workflow.trained_policies():
         if workflow.critic_owner(name) == name and name not in stored.get("critics", ()):
             raise UserError(f"{folder}: has no critic of policy `{name}`; {_ELSEWHERE}")
+        reference = workflow.policies[name].reference
+        if reference is not None and reference.refresh and name not in stored.get("references", ()):
+            raise UserError(f"{folder}: has no reference of policy `{name}`, which is renewed here; {_ELSEWHERE}")
     if "fingerprint" in stored:
         learned, validated = differences(in_todays_form(stored["fingerprint"]), now)
     else:

@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from recipe.dag.algorithms.base import Algorithm
-from recipe.dag.algorithms.estimate import score_advantages
-from recipe.dag.credit.batch import CreditBatch
+from recipe.dag.algorithms.estimate import credit_batch, score_advantages
 from recipe.dag.credit.group import mean_outside, zero_variance
 from recipe.dag.episode.failure import most_frequent
 from recipe.dag.episode.rows import left_out_unscored
@@ -58,10 +57,14 @@ def split_by_policy(rows: Sequence[Row], workflow: Workflow) -> dict[str, list[R
 
 
 def keep_informative(rows: list[Row], algorithm: Algorithm) -> list[Row]:
-    """Return the rows, with `drop_zero_variance` without the calls that carry no gradient: their group has equal
-    rewards only and, for candidates, their score is not compared with a different one."""
+    """Return the rows, with `drop_zero_variance` without the calls that carry no gradient: those without a pair, or
+    their group has equal rewards only and, for candidates, their score is not compared with a different one."""
     if not algorithm.drop_zero_variance or not rows:
         return rows
+    if algorithm.pairs_calls:
+        paired = iter(algorithm.paired_calls(credit_batch(algorithm, rows)))
+        in_pairs = [[next(paired) for _ in row.calls] for row in rows]
+        return [row.only(calls) for row, calls in zip(rows, in_pairs, strict=True) if any(calls)]
     kept = [row for row in rows if not row.is_dropped]
     differs = iter(_differ(kept, algorithm) if kept else ())
     informative = [
@@ -74,7 +77,7 @@ def keep_informative(rows: list[Row], algorithm: Algorithm) -> list[Row]:
 def _differ(rows: list[Row], algorithm: Algorithm) -> list[bool]:
     """Return for each call of the rows, one after another, whether the returns of its group differ and are within
     `mean_return_between` on average."""
-    batch = CreditBatch.from_rows(rows, prompts="prompt_hash" in algorithm.grouping)
+    batch = credit_batch(algorithm, rows)
     options = {key: getattr(algorithm, key) for key in ("group_by", "stat_unit", "gamma_turn")}
     # one column per reward component, each [C]; a call is left out only if no component of its group varies
     constant = [zero_variance(batch, rewards=column, **options) for column in algorithm.reward_columns(batch)]

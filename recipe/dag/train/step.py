@@ -12,18 +12,16 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 
-from recipe.dag.algorithms.blocks import Importance, Uncertainty
-from recipe.dag.algorithms.estimate import estimate
+from recipe.dag.algorithms.estimate import credit_batch, estimate
 from recipe.dag.core.errors import UserError
 from recipe.dag.credit.agent_share import equal_weights, lessons, loss_shares, weighted
-from recipe.dag.credit.importance import importance_weights
-from recipe.dag.credit.uncertainty import surprise, uncertainty_weights
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.report.progress import TrainingPasses
 from recipe.dag.train import kernels
@@ -32,11 +30,13 @@ from recipe.dag.train.centralized_critic import JointHistory
 from recipe.dag.train.critics import CriticBatch, critic_batches, value_metrics
 from recipe.dag.train.kernels import PolicyBatch, as_tensor
 from recipe.dag.train.metrics import call_advantages, record_tokens, token_metrics
+from recipe.dag.train.paired_updates import update_in_steps
 from recipe.dag.train.role_baselines import Averages, RoleBaselines
 from recipe.dag.train.selection import select_rows
 from recipe.dag.train.sequential import CompoundFactor, in_sequence
 from recipe.dag.train.team_critic import Credits, TeamCritic, credited
 from recipe.dag.train.throughput import ModelFlops, memory_metrics, throughput_metrics
+from recipe.dag.train.weights import weigh_importance, weigh_uncertainty
 from recipe.dag.types.record import Episode
 from recipe.dag.types.row import Row
 from recipe.dag.workflow.node import CRITIC_KINDS, KINDS, Kind, Node
@@ -124,8 +124,8 @@ class TrainingStep:
             return bool(self.batches)
         if node.kind in CRITIC_KINDS:
             return self.workflow.critic_owner(name) in self.critics
-        # log-probs serve the update, and the advantages too if the KL is subtracted from the rewards
-        advantages = node.kind is Kind.ADVANTAGE or node.kind is not Kind.UPDATE and algorithm.kl_reward_coef > 0
+        # log-probs serve the update, and the advantages too if they depend on the reference
+        advantages = node.kind is Kind.ADVANTAGE or node.kind is not Kind.UPDATE and algorithm.credit_reads_log_probs
         return name in self.batches and (advantages or actor_updates_at(self.workflow, name, self.step))
 
     def _batch_owner(self, node: Node) -> str:
@@ -191,7 +191,7 @@ class TrainingStep:
         policy, batch = self._actor(name)
         kernels.old_log_probs(policy, batch)
         if self.workflow.algorithm.importance is not None:
-            _weigh_importance(batch, self.workflow.algorithm.importance)
+            weigh_importance(batch, self.workflow.algorithm.importance)
 
     def _reference(self, name: str) -> None:
         kernels.reference_log_probs(*self._actor(name))
@@ -203,12 +203,14 @@ class TrainingStep:
             critic.split_to_policies("values")
 
     def _advantage(self, name: str) -> None:
-        batch, averages = self.batches[name], {}
-        context = [row.without_tokens() for row in self.context_rows if row.policy == name]
+        batch, context, averages = self.batches[name], self._context_of(name), {}
         if self.baselines is not None:
             averages = self.baselines.take(name, [*batch.rows, *context])
             batch.metrics |= {f"baseline/{role}": value for role, value in averages.items()}
         self._credit([name], context, baselines=averages)
+
+    def _context_of(self, name: str) -> list[Row]:
+        return [row.without_tokens() for row in self.context_rows if row.policy == name]
 
     def _joint_advantage(self, name: str) -> None:
         if self.workflow.algorithm.team_value is not None:
@@ -236,14 +238,11 @@ class TrainingStep:
         mixed = None
         if credit is not None:
             rows, mixed = zip(*(credited(row, credit[row.uid, row.episode]) for row in rows), strict=True)
-        values = penalties = None
-        no_tensors: list[torch.Tensor | None] = [None] * len(context)
-        if algorithm.needs_values or self._has_values(names):
-            values = [value for name in names for value in self._values_of(name)] + no_tensors
-        if algorithm.kl_reward_coef:
-            penalties = [penalty for name in names for penalty in self._penalties(name)] + no_tensors
-        columns = {"values": values, "penalties": penalties, "mixer_credits": mixed, "baselines": baselines}
-        results = estimate(algorithm, rows, **columns, base=self.workflow.path)
+        columns = self._columns(names, rows_without=len(context))
+        more = {"mixer_credits": mixed, "baselines": baselines, "base": self.workflow.path}
+        results = estimate(algorithm, rows, **columns, **more)
+        if algorithm.pairs_calls:
+            batches[0].metrics |= algorithm.credit_metrics(credit_batch(algorithm, rows, **columns))
         for column, tensors in zip(("advantages", "returns"), results, strict=True):
             start = 0
             for batch in batches:
@@ -251,13 +250,26 @@ class TrainingStep:
                 start += len(batch.rows)
         if algorithm.uncertainty is not None:
             for batch in batches:
-                _weigh_uncertainty(batch, algorithm.uncertainty)
+                weigh_uncertainty(batch, algorithm.uncertainty)
         for batch in batches:
             if algorithm.agent_weights == "equal":
                 batch.agent_weights = equal_weights(batch.rows, algorithm.loss_agg)
                 by_row = [batch.agent_weights] * len(batch.rows)
                 batch.columns["advantages"] = weighted(batch.rows, batch.columns["advantages"], by_row)
             self._record_advantages(batch)
+
+    def _columns(self, names: list[str], *, rows_without: int) -> dict[str, list[torch.Tensor | None]]:
+        """Return the tensors that the credit of the policies' rows reads, by the arguments of `estimate`, with None for
+        the `rows_without` rows behind them."""
+        algorithm, columns = self.workflow.algorithm, {}
+        if algorithm.needs_values or self._has_values(names):
+            columns["values"] = [value for name in names for value in self._values_of(name)]
+        if algorithm.pairs_calls:
+            columns["log_ratios"] = [ratio for name in names for ratio in self._log_ratios(name)]
+        if algorithm.kl_reward_coef:
+            weight = -algorithm.kl_reward_coef
+            columns["penalties"] = [weight * ratio for name in names for ratio in self._log_ratios(name)]
+        return {key: [*tensors, *[None] * rows_without] for key, tensors in columns.items()}
 
     def _values_of(self, name: str) -> list[torch.Tensor]:
         """Return the values of the policy's rows. Raises UserError if no critic has computed them."""
@@ -285,16 +297,18 @@ class TrainingStep:
         for batch in self.batches.values():
             record_tokens(batch.rows, batch.columns, self.episodes)
 
-    def _penalties(self, name: str) -> list[torch.Tensor]:
-        """Return what is added to each token's reward for its KL to the reference, one tensor per row."""
-        columns, weight = self.batches[name].columns, self.workflow.algorithm.kl_reward_coef
+    def _log_ratios(self, name: str) -> list[torch.Tensor]:
+        """Return each token's log-prob under the policy minus that under its reference, one tensor per row."""
+        columns, algorithm = self.batches[name].columns, self.workflow.algorithm
         if not {"ref_log_prob", "old_log_probs"} <= columns.keys():
+            what = "estimator" if algorithm.pairs_calls else "kl_reward_coef"
             raise UserError(
-                f"algorithm.kl_reward_coef: policies.{name} needs `reference: true`, and its log-prob nodes must come "
-                "before the advantages"
+                f"algorithm.{what}: policies.{name} needs `reference: true`, and its log-prob nodes must come before "
+                "the advantages"
             )
-        pairs = zip(columns["old_log_probs"], columns["ref_log_prob"], strict=True)
-        return [weight * (reference - old) for old, reference in pairs]
+        return [
+            old - reference for old, reference in zip(columns["old_log_probs"], columns["ref_log_prob"], strict=True)
+        ]
 
     def _update_critic(self, owner: str) -> None:
         if self.critics[owner].updated:
@@ -308,9 +322,20 @@ class TrainingStep:
         policy, batch = self._actor(name)
         if self.factor is not None:
             self.factor.weigh(batch)
-        kernels.update_actor(policy, batch, self.workflow.algorithm, seed=self.seed)
+        algorithm = self.workflow.algorithm
+        if algorithm.pairs_calls and algorithm.epochs * algorithm.mini_batches > 1:
+            update_in_steps(policy, batch, algorithm, partial(self._recredit, name), seed=self.seed)
+        else:
+            kernels.update_actor(policy, batch, algorithm, seed=self.seed)
         if self.factor is not None and name != self.factor.last:
             self.factor.follow(batch, kernels.log_probs(policy, batch))
+
+    def _recredit(self, name: str, rows: Sequence[Row], log_ratios: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Return the advantages of some of the policy's rows, with all of their samples, for these log-ratios."""
+        context = self._context_of(name)
+        ratios = [*log_ratios, *[None] * len(context)]
+        advantages, _ = estimate(self.workflow.algorithm, [*rows, *context], log_ratios=ratios)
+        return advantages[: len(rows)]
 
     def loss_shares(self, name: str) -> dict[str, float]:
         """Return the share of each agent in the loss of the policy."""
@@ -336,6 +361,7 @@ class TrainingStep:
             memory = {key: values.pop(key) for key in list(values) if key.startswith("perf/")}
             if "values" in batch.columns:
                 values |= value_metrics(batch)
+            values |= self._reference_metrics(name)
             metrics |= {f"policy/{name}/{key}": value for key, value in values.items()}
             perf = throughput_metrics(batch.passes, self.flops.get(name)) | memory_metrics(memory)
             metrics |= {f"perf/{name}/{key}": value for key, value in perf.items()}
@@ -349,6 +375,17 @@ class TrainingStep:
             if self.reader is not None and self.reader.rows:
                 metrics[f"policy/{owner}/critic/history_shortened"] = self.reader.shortened / self.reader.rows
         return metrics | (self.mixing.metrics if self.mixing is not None and self.batches else {})
+
+    def _reference_metrics(self, name: str) -> dict[str, float]:
+        """Return how old a reference is that is renewed, in steps, and the share of the policy's calls in a pair."""
+        reference, metrics = self.workflow.policies[name].reference, {}
+        if reference is not None and reference.refresh is not None:
+            metrics["reference_age"] = float(self.step % reference.refresh)
+        if self.workflow.algorithm.pairs_calls:
+            paired = sum(len(row.calls) for row in self.batches[name].rows if not row.given)
+            others = sum(len(row.calls) for row in self.context_rows if row.policy == name)
+            metrics["spin/paired_share"] = paired / (paired + others)
+        return metrics
 
 
 async def run_nodes(nodes: Sequence[Node], execute: Callable[[Node], Awaitable[None]]) -> None:
@@ -376,31 +413,3 @@ async def run_nodes(nodes: Sequence[Node], execute: Callable[[Node], Awaitable[N
 def _max_model_len(policy: PolicyRuntime) -> int:
     assert policy.endpoint is not None  # policies are started before the first step
     return policy.endpoint.max_model_len
-
-
-def _weigh_importance(batch: PolicyBatch, options: Importance) -> None:
-    """Add the importance weights of the rows' tokens, by which the update multiplies its loss."""
-    rows = batch.rows
-    batch.columns["rollout_is_weights"], metrics = importance_weights(
-        batch.columns["old_log_probs"],
-        [as_tensor(row.rollout_log_probs, np.float32) for row in rows],
-        [as_tensor(row.response_mask, np.int64) for row in rows],
-        [[call.end for call in row.calls] for row in rows],
-        **options.model_dump(),
-    )
-    batch.metrics |= metrics
-
-
-def _weigh_uncertainty(batch: PolicyBatch, options: Uncertainty) -> None:
-    """Multiply the advantages of each agent in each row by their uncertainty weight."""
-    parts = [(row, agent) for row in batch.rows for agent in row.agents]
-    weights = uncertainty_weights(
-        [surprise(row.rollout_log_probs, row.agent_mask(agent)) for row, agent in parts],
-        [(row.uid, agent) for row, agent in parts],
-        alpha=options.alpha,
-        bound=options.bound,
-    )
-    remaining = iter(weights)
-    by_row = [{agent: next(remaining) for agent in row.agents} for row in batch.rows]
-    batch.columns["advantages"] = weighted(batch.rows, batch.columns["advantages"], by_row)
-    batch.metrics |= {"uncertainty_weight/min": min(weights), "uncertainty_weight/max": max(weights)}

@@ -203,6 +203,8 @@ class Trainer:
         if self.config.report.token_columns:
             training.record_tokens()
         metrics |= training.metrics()
+        for policy in self.trained:
+            await asyncio.to_thread(policy.renew_reference, step)
         metrics["timing/train"] = time.monotonic() - mark
         self.idle.count(step, trained=int(metrics["train/rows"]), rows=rollouts.rows, episodes=episodes)
 
@@ -328,9 +330,11 @@ class Trainer:
     def _run_info(self) -> dict:
         """Return what a checkpoint's run.json says about the run."""
         critics = [policy.name for policy in self.trained if policy.critic]
+        references = [policy.name for policy in self.trained if policy.renews_reference]
         return {
             "policies": {p.name: p.workers.world_size for p in self.trained},
             **({"critics": critics} if critics else {}),
+            **({"references": references} if references else {}),
             "drawn": self.batches_consumed,
             "coach_bias": self.coach_bias.state(),
             **({"user_metrics": state} if (state := self.user_metrics.state) else {}),

@@ -72,6 +72,8 @@ class Row:
     calls: tuple[RowCall, ...]
     """At least one. They tile the response: each begins where the one before ends."""
     temperature: float = 1.0
+    given: bool = False
+    """True if the data gave the response: its log-probs are 0, and it belongs to no episode."""
 
     def __post_init__(self) -> None:
         if not len(self.response_ids) == len(self.response_mask) == len(self.rollout_log_probs):

@@ -228,6 +228,10 @@ class Critic(Frozen):
     """Dotted or nested overrides of verl's `critic`."""
 
 
+def _reference(value: Any) -> Any:
+    return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
 class Lora(Frozen):
     """A low-rank adapter on a frozen policy: each of its linear layers W computes with W + alpha / rank * B A, where A
     and B alone are trained. Adapters of one base share its weights, its trainer and its servers."""
@@ -248,6 +252,14 @@ class Lora(Frozen):
     @property
     def scaled_alpha(self) -> float:
         return 2.0 * self.rank if self.alpha is None else self.alpha
+
+
+class Reference(Frozen):
+    """A copy of a policy's weights that is not trained."""
+
+    refresh: int | None = Field(default=None, ge=1)
+    """Number of steps after which the copy is taken anew: after step s if s is a multiple, so that step s + 1 is the
+    first with the new one. By default it keeps the initial weights."""
 
 
 class Policy(Frozen):
@@ -273,9 +285,9 @@ class Policy(Frozen):
     train_cycle: int | None = Field(default=None, ge=1)
     """Number of steps before the next policy is updated. Policies with a `train_cycle` alternate: in step s (from 0),
     the k-th of n such policies updates its actor if (s // train_cycle) % n == k. Critics are updated in every step."""
-    reference: bool = False
-    """Keep a frozen copy of the initial weights for the KL loss (`algorithm.kl_loss_coef`). The reference of an adapter
-    is its base, which needs no copy."""
+    reference: Annotated[Reference | None, BeforeValidator(_reference)] = None
+    """true: keep a copy of the initial weights, for a KL or for estimator spin. {refresh: K}: renew the copy every K
+    steps. The reference of an adapter is its base, which needs no copy."""
     gpus: Annotated[int | None, Mark.UNLEARNED] = Field(default=None, ge=1)
     """Number of GPUs reserved for this policy; without it, the policies share all GPUs of the run."""
     config: dict[str, Any] = {}

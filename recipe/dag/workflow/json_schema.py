@@ -33,6 +33,7 @@ WRITTEN_AS: dict[tuple[str, str], dict[str, Any]] = {
     **{(model, "after"): ONE_OR_MORE for model in ("Node", "SubWorkflow")},
     ("Node", "env"): ONE_OR_MORE,
     ("Lora", "targets"): ONE_OR_MORE,
+    ("Policy", "reference"): {"anyOf": [{"type": "boolean"}, {"$ref": "#/$defs/Reference"}]},
 }
 """Fields that accept more forms in a file than in the object."""
 KEPT = {"description", "default", "title"}

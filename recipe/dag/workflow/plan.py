@@ -42,6 +42,8 @@ class PlannedPolicy(Frozen):
     snapshot: str | None
     """The policy whose past self this one is, and how often it changes."""
     reference: bool
+    refresh: int | None
+    """Number of steps after which the reference is renewed."""
     critic: str | None
     """The policy whose critic is used: itself, or the one whose critic it shares."""
     lr: float | None
@@ -230,7 +232,8 @@ def _policy(workflow: Workflow, name: str, agents: tuple[PlannedAgent, ...]) -> 
         path=policy.model.path if policy.api is None else policy.api.title,
         trained=not policy.frozen,
         snapshot=None if policy.snapshot_of is None else f"{policy.snapshot_of}, every {policy.every} steps",
-        reference=policy.reference,
+        reference=policy.reference is not None,
+        refresh=policy.reference.refresh if policy.reference is not None else None,
         critic=workflow.critic_owner(name),
         lr=policy.lr,
         train_cycle=policy.train_cycle,

@@ -75,7 +75,8 @@ def _policy_row(policy: PlannedPolicy) -> list[str]:
     weights = f"snapshot of {policy.snapshot}" if policy.snapshot is not None else weights
     weights += f" at lr {policy.lr:g}" if policy.lr is not None else ""
     weights += f" in turns of {policy.train_cycle} steps" if policy.train_cycle else ""
-    weights += ", reference kept" if policy.reference else ""
+    weights += ", reference kept" if policy.reference and policy.refresh is None else ""
+    weights += f", reference renewed every {policy.refresh} steps" if policy.refresh is not None else ""
     critic = {None: "-", policy.name: "its own"}.get(policy.critic, f"that of {policy.critic}")
     shared = " (shared)" if len(policy.agents) > 1 else ""
     agents = ", ".join(policy.agents) + shared

@@ -45,7 +45,7 @@ def derive_training_chain(
     def inputs(members: Sequence[str]) -> list[str]:
         """Return the nodes on which the advantages of these policies' rows depend."""
         needed = [*scored, *(values[owners[name]].id for name in members if name in owners)]
-        if algorithm.kl_reward_coef > 0:
+        if algorithm.credit_reads_log_probs:
             log_probs = [step for step in forward if step.policy in members and step.train != "values"]
             needed += [step.id for step in log_probs]
         return needed

@@ -27,6 +27,11 @@ def check_lora(draft: Draft, policy: Policy, lora: Lora, path: KeyPath) -> Itera
     ):
         if key in policy.model_fields_set:
             yield problem((*path, key), message, key=True)
+    if policy.reference is not None and policy.reference.refresh is not None:
+        message = (
+            "the reference of an adapter is its base, which stays; remove this, or write `model` in place of `lora`"
+        )
+        yield problem((*path, "reference", "refresh"), message, key=True)
     if not lora.targets:
         yield problem((*path, "lora", "targets"), "must not be empty; write `all-linear`, or names of linear layers")
     yield from _check_base(draft, lora, path)

@@ -88,17 +88,18 @@ def _check_model(draft: Draft, model: Model, path: KeyPath) -> Iterator[Problem]
 def _check_reference(draft: Draft, name: str, policy: Policy) -> Iterator[Problem]:
     problem, algorithm = draft.source.problem, draft.algorithm
     path: KeyPath = ("policies", name)
-    coefs = [key for key in KL if getattr(algorithm, key) > 0]
+    needs = [f"algorithm.{key} is above 0" for key in KL if getattr(algorithm, key) > 0]
+    needs += [f"estimator `{algorithm.estimator}` compares with it"] if algorithm.pairs_calls else []
     if policy.reference and policy.frozen:
         yield problem((*path, "reference"), "a frozen policy needs no reference; remove it")
-    elif policy.reference and not coefs and not any(draft.reported("algorithm", key) for key in KL):
+    elif policy.reference and not needs and not any(draft.reported("algorithm", key) for key in (*KL, "estimator")):
         message = (
             "`reference` has no effect while algorithm.kl_loss_coef and kl_reward_coef are 0; set one of them or "
             "remove `reference`"
         )
         yield problem((*path, "reference"), message)
-    elif not policy.reference and not policy.frozen and coefs:
-        yield problem(path, f"algorithm.{coefs[0]} is above 0, so policy `{name}` needs `reference: true`", key=True)
+    elif not policy.reference and not policy.frozen and needs and not draft.reported(*path, "reference"):
+        yield problem(path, f"{needs[0]}, so policy `{name}` needs `reference: true`", key=True)
 
 
 def _check_critic(draft: Draft, name: str, policy: Policy) -> Iterator[Problem]:

@@ -191,7 +191,7 @@ def _check_advantages(draft: Draft, steps: dict[str, Steps]) -> Iterator[Problem
         yield from list(_late(draft, placed, rewards, "advantages need the rewards of"))[:1]
         critics = dict.fromkeys(owners[member] for member in members if member in owners)
         needed = [node for owner in critics if owner in steps for _, node in steps[owner].of(Kind.VALUES)[:1]]
-        if draft.algorithm.kl_reward_coef > 0:
+        if draft.algorithm.credit_reads_log_probs:
             passes = [node for member in members for _, node in steps[member].fixed]
             needed += [node for node in passes if node.kind is not Kind.VALUES]
         yield from _late(draft, placed, needed, "advantages need the result of")
