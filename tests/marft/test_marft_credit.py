@@ -82,7 +82,7 @@ def test_any_workflow_takes_any_estimator(source, estimator):
 def test_the_weights_of_the_kl_and_the_reference(text, arguments, reward, loss, tmp_path):
     flow = change(written(tmp_path, text), arguments)[1]
     assert (flow.algorithm.kl_reward_coef, flow.algorithm.kl_loss_coef) == (reward, loss)
-    assert {policy.reference for policy in flow.policies.values()} == {bool(reward or loss)}
+    assert {policy.reference is not None for policy in flow.policies.values()} == {bool(reward or loss)}
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_merged_keys_go_like_others(tmp_path):
     assert load_workflow(file).policies["actor"].reference
     flow = change(file, "algorithm.adv_estimator=grpo actor.kl_loss_coef=0")[1]
     assert {(policy.critic, policy.reference, policy.train_cycle) for policy in flow.policies.values()} == {
-        (None, False, 15)
+        (None, None, 15)
     }
 
 

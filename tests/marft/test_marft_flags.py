@@ -32,6 +32,7 @@ actors = partial(has, lambda flow: [*flow.policies.values()])
 episode = partial(has, lambda flow: flow.episode)
 
 
+KEPT = {"refresh": None}
 GPU = f"{RUN}.rollout"
 ACTOR = f"{RUN}.actor"
 IN_THE_WORKFLOW = [
@@ -44,7 +45,7 @@ IN_THE_WORKFLOW = [
     ("algorithm.use_kl_in_reward=False algorithm.kl_ctrl.kl_coef=0.02", algorithm(kl_reward_coef=0.0)),
     ("algorithm.adv_estimator=gae", algorithm(estimator="gae", share_reward_in_agent=True)),
     ("algorithm.adv_estimator=grpo", algorithm(estimator="grpo", share_reward_in_agent=True)),
-    ("algorithm.adv_estimator=grpo", actors(critic=None, reference=True)),
+    ("algorithm.adv_estimator=grpo", actors(critic=None, reference=KEPT)),
     ("algorithm.adv_estimator=grpo trainer.critic_warmup=0", algorithm(estimator="grpo")),
     ("algorithm.adv_estimator=cpgd", algorithm(estimator="grpo", policy_loss="cpgd")),
     ("algorithm.adv_estimator=gae algorithm.share_reward_in_agent=False", algorithm(share_reward_in_agent=False)),
@@ -72,13 +73,13 @@ IN_THE_WORKFLOW = [
     (f"{ACTOR}.clip_ratio_c=5.0", algorithm(clip_ratio_c=5.0)),
     (f"{ACTOR}.entropy_coeff=0.001", algorithm(entropy_coef=0.001)),
     (f"{ACTOR}.use_kl_loss=False", algorithm(kl_loss_coef=0.0)),
-    (f"{ACTOR}.use_kl_loss=False", actors(reference=False)),
-    (f"{ACTOR}.use_kl_loss=True", actors(reference=True)),
+    (f"{ACTOR}.use_kl_loss=False", actors(reference=None)),
+    (f"{ACTOR}.use_kl_loss=True", actors(reference=KEPT)),
     (f"{ACTOR}.kl_loss_coef=0.05", algorithm(kl_loss_coef=0.05)),
-    (f"{ACTOR}.kl_loss_coef=0", actors(reference=False)),
-    (f"{ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_coef=0", actors(reference=False)),
-    (f"{ACTOR}.use_kl_loss=False {ACTOR}.kl_loss_coef=0.05", actors(reference=False)),
-    (f"{ACTOR}.kl_loss_coef=0 algorithm.use_kl_in_reward=True", actors(reference=True)),
+    (f"{ACTOR}.kl_loss_coef=0", actors(reference=None)),
+    (f"{ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_coef=0", actors(reference=None)),
+    (f"{ACTOR}.use_kl_loss=False {ACTOR}.kl_loss_coef=0.05", actors(reference=None)),
+    (f"{ACTOR}.kl_loss_coef=0 algorithm.use_kl_in_reward=True", actors(reference=KEPT)),
     (f"{GPU}.val_kwargs.do_sample=True", validation(temperature=None)),
     (f"{GPU}.multi_turn.max_assistant_turns=null", episode(max_turns=1)),
     (f"{ACTOR}.ppo_mini_batch_size=128", algorithm(mini_batches=1)),

@@ -199,7 +199,7 @@ def test_an_actor_whose_turn_it_is_not_keeps_weights_optimizer_and_schedule_whil
     engine, policy, plain
 ):
     actor, critic = engine.worker.actor.engine, engine.worker.critic.engine
-    mine = engine.workflow.policies["main"].model_copy(update={"train_cycle": 1, "reference": False})
+    mine = engine.workflow.policies["main"].model_copy(update={"train_cycle": 1, "reference": None})
     algorithm = make_algorithm(estimator="gae", lam=0.9)
     policies = {"main": mine, "other": mine}
     nodes = derive_training_chain(policies, [], algorithm)

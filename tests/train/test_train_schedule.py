@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.dag.train.step import run_nodes
+from recipe.dag.train.schedule import run_nodes
 from recipe.dag.workflow.node import Node
 
 

@@ -19,6 +19,7 @@ from recipe.dag.train.step import TrainingStep
 from recipe.dag.train.trainer import Trainer
 from recipe.dag.types.record import Call, Episode
 from recipe.dag.types.row import Row
+from recipe.dag.workflow.agent_schema import Reference
 from recipe.dag.workflow.node import Kind
 from recipe.dag.workflow.training_chain import derive_training_chain
 from tests.rows import of_calls
@@ -225,7 +226,7 @@ def test_missing_values_are_reported_with_the_policys_name(chained, critics):
 
 
 def test_the_kl_to_the_reference_is_taken_from_the_rewards(workflow, monkeypatch, trace):
-    policies = {name: spec.model_copy(update={"reference": True}) for name, spec in workflow.policies.items()}
+    policies = {name: spec.model_copy(update={"reference": Reference()}) for name, spec in workflow.policies.items()}
     algorithm = make_algorithm(estimator="reinforce", kl_reward_coef=0.5)
     base = [node for node in workflow.nodes if "." not in node.id]
     nodes = derive_training_chain(policies, base, algorithm)
@@ -243,7 +244,7 @@ def test_the_kl_to_the_reference_is_taken_from_the_rewards(workflow, monkeypatch
 def test_reinforce_pp_learns_from_one_episode_per_sample_with_the_kl_in_its_rewards(workflow, monkeypatch, trace):
     """C14: the return of a token is what it and the later ones earn, KL included; it is normalised once, over all
     sampled tokens of the policy, before rows are laid out over ranks."""
-    policies = {name: spec.model_copy(update={"reference": True}) for name, spec in workflow.policies.items()}
+    policies = {name: spec.model_copy(update={"reference": Reference()}) for name, spec in workflow.policies.items()}
     algorithm = make_algorithm(estimator="reinforce_pp", kl_reward_coef=0.1)
     base = [node for node in workflow.nodes if "." not in node.id]
     nodes = derive_training_chain(policies, base, algorithm)
@@ -287,7 +288,10 @@ def test_log_probs_are_computed_in_the_turns_of_others_only_where_the_rewards_ne
     monkeypatch.setattr(kernels, "old_log_probs", put("old_log_probs", "old_log_probs"))
     monkeypatch.setattr(kernels, "reference_log_probs", put("reference", "ref_log_prob"))
     base = [node for node in chained.nodes if "." not in node.id]
-    policies = {name: spec.model_copy(update={"reference": not spec.frozen}) for name, spec in chained.policies.items()}
+    policies = {
+        name: spec.model_copy(update={"reference": None if spec.frozen else Reference()})
+        for name, spec in chained.policies.items()
+    }
     for weight, who in ((0.0, "a"), (0.5, "ab")):
         algorithm = chained.algorithm.model_copy(update={"kl_reward_coef": weight})
         nodes = derive_training_chain(policies, base, algorithm)

@@ -199,6 +199,11 @@ class Algorithm(Frozen):
         return ()
 
     @property
+    def given_text(self) -> str | None:
+        """Dotted path, in a sample, of the text that answers are compared with; None if there is none."""
+        return None
+
+    @property
     def team_value(self) -> Mixer | None:
         """How the team's value is learned on the driver; None if it is not."""
         return None

@@ -85,6 +85,10 @@ class Spin(Grouped):
     policy_loss: Annotated[Literal["vanilla", "gspo", "cpgd"], held("spin", "vanilla")] = "vanilla"
     old_log_probs: Annotated[Literal["auto", "trainer", "rollout"], held("spin", "trainer")] = "trainer"
 
+    @property
+    def given_text(self) -> str | None:
+        return self.gold if self.opponent == "data" else None
+
     def check_options(self, facts: Facts) -> Iterator[Problem]:
         yield from super().check_options(facts)
         for key, message in REFUSED.items():

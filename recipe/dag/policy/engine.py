@@ -155,8 +155,8 @@ class PolicyEngine(QuantizedMoments, FullOffload, GatheredWeights, PackedInputs,
     """Whether another update of the same step follows: the learning rate changes once a step."""
 
     def lr_scheduler_step(self) -> float:
-        if self.holds_schedule:
-            return float(self.optimizer.param_groups[0]["lr"])
+        if self.holds_schedule and self.lr_scheduler is not None:
+            return float(self.lr_scheduler.get_last_lr()[0])
         return super().lr_scheduler_step()
 
     def _build_module(self) -> torch.nn.Module:

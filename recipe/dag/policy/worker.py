@@ -118,12 +118,10 @@ class PolicyWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def update_actor(self, data: TensorDict) -> TensorDict | None:
-        assert self.actor is not None  # only workers with an actor are asked to update it
-        engine = self.actor.engine
-        engine.holds_schedule = tu.pop(data, "more_follow", default=False)
-        if not self.canary or engine.holds_schedule:  # the step's last update scores the canary
+        self._engine.holds_schedule = tu.pop(data, "more_follow", default=False)
+        if not self.canary or self._engine.holds_schedule:  # the step's last update scores the canary
             return super().update_actor(data)
-        with engine.train_mode():  # loads what is offloaded, once for the update and the canary
+        with self._engine.train_mode():  # loads what is offloaded, once for the update and the canary
             tu.assign_non_tensor(data, disable_auto_offload=True)
             output = super().update_actor(data)
             self._score_canary(loaded=True)
@@ -189,8 +187,7 @@ class PolicyWorker(ActorRolloutRefWorker):
     @torch.no_grad()
     def renew_reference(self):
         """Copy the actor's weights to the reference, on each rank its own part."""
-        assert self.actor is not None
-        weights = self.actor.engine.module.state_dict()
+        weights = self._engine.module.state_dict()
         for name, weight in self._reference_weights().items():
             weight.copy_(_own_part(weights[name]))
 
@@ -209,11 +206,17 @@ class PolicyWorker(ActorRolloutRefWorker):
         for name, weight in self._reference_weights().items():
             weight.copy_(saved[name])
 
+    @property
+    def _engine(self) -> engine.PolicyEngine:
+        assert self.actor is not None  # only workers with an actor are asked to change it
+        return self.actor.engine  # pyright: ignore[reportReturnType]  # of engine_class
+
     def _reference_weights(self) -> dict[str, torch.Tensor]:
         """Return this rank's part of the reference's weights, by their names in the model."""
         assert self.ref is not None  # only policies with a reference renew it
         # a state dict, not the parameters: FSDP shards the weights again that a pass has left gathered
-        return {name: _own_part(weight) for name, weight in self.ref.engine.module.state_dict().items()}
+        module = self.ref.engine.module  # pyright: ignore[reportAttributeAccessIssue]  # of FSDP engines
+        return {name: _own_part(weight) for name, weight in module.state_dict().items()}
 
     def _reference_file(self, folder: str) -> Path:
         return Path(folder) / f"{SHARDS['model']}_world_size_{self.world_size}_rank_{self.rank}.pt"

@@ -21,6 +21,7 @@ from recipe.dag.reward.gold import check_gold
 from recipe.dag.train import checkpoint
 from recipe.dag.train.data import Columns, Sample, load_samples
 from recipe.dag.train.fingerprint import Fingerprint, fingerprint_of
+from recipe.dag.train.given_rows import check_given
 from recipe.dag.train.models import ModelPaths, find_models
 from recipe.dag.train.resume import Start, find_start, needed_to_resume, report_evaluated, resume_from, way_back
 from recipe.dag.train.sampling import choose_subset, conflicting_labels, shared_prompts
@@ -47,6 +48,7 @@ async def training_inputs(config: DictConfig, workflow: Workflow, platform: str,
     """Read what a training run needs; None if its checkpoint is already at the last step. Raises UserError."""
     models = await asyncio.to_thread(find_models, workflow)
     train, val = await _samples(config, workflow, "train"), await _samples(config, workflow, "val")
+    check_given(train, workflow.algorithm, "data.train_files")
     train, subset = _subset_of(config, train)
     _check_overlap(config, train, val)
     fingerprint = await asyncio.to_thread(fingerprint_of, config, workflow, models, train, val)

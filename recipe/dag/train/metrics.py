@@ -16,7 +16,8 @@ from recipe.dag.types.row import Row
 
 def token_metrics(rows: list[Row], columns: dict[str, list[torch.Tensor]]) -> dict[str, float]:
     """Return counts, entropy, advantages, and the distance of the server's log-probs from the trainer's."""
-    mask = torch.cat([torch.tensor(row.response_mask) for row in rows]).bool()
+    # what the data gave says nothing about the policy's samples
+    mask = torch.cat([torch.tensor([bit and not row.given for bit in row.response_mask]) for row in rows]).bool()
     metrics = {
         "rows": float(len(rows)),
         "trained_tokens": float(sum(sum(row.loss_mask()) for row in rows)),

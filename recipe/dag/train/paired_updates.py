@@ -7,9 +7,11 @@ computed anew before each step but the first. The rows of a sample stay together
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from torch import Tensor
-from verl.utils.metric import reduce_metrics
+from verl.utils.metric import Metric, reduce_metrics
+from verl.utils.py_functional import append_to_dict
 
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.policy.policy import PolicyRuntime
@@ -29,7 +31,7 @@ def update_in_steps(
     changes after the last one."""
     once = algorithm.model_copy(update={"epochs": 1, "mini_batches": 1})
     steps = list(deal(batch.rows, algorithm, seed=seed))
-    reported: dict[str, list[float]] = {}
+    reported: dict[str, Metric | list[Any]] = {}
     for number, members in enumerate(steps):
         columns = {name: [values[i] for i in members] for name, values in batch.columns.items() if name != "entropy"}
         part = PolicyBatch([batch.rows[i] for i in members], columns=columns)
@@ -40,8 +42,7 @@ def update_in_steps(
         columns["advantages"] = list(credit(part.rows, [old - reference for old, reference in log_probs]))
         kernels.update_actor(policy, part, once, seed=seed, more_follow=number + 1 < len(steps))
         batch.passes += part.passes
-        for name, value in part.metrics.items():
-            reported.setdefault(name, []).append(value)
+        append_to_dict(reported, part.metrics)
     batch.metrics |= reduce_metrics(reported)
 
 

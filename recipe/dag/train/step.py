@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -28,10 +27,12 @@ from recipe.dag.train import kernels
 from recipe.dag.train.alternation import actor_updates_at
 from recipe.dag.train.centralized_critic import JointHistory
 from recipe.dag.train.critics import CriticBatch, critic_batches, value_metrics
+from recipe.dag.train.given_rows import given_rows
 from recipe.dag.train.kernels import PolicyBatch, as_tensor
 from recipe.dag.train.metrics import call_advantages, record_tokens, token_metrics
 from recipe.dag.train.paired_updates import update_in_steps
 from recipe.dag.train.role_baselines import Averages, RoleBaselines
+from recipe.dag.train.schedule import run_nodes
 from recipe.dag.train.selection import select_rows
 from recipe.dag.train.sequential import CompoundFactor, in_sequence
 from recipe.dag.train.team_critic import Credits, TeamCritic, credited
@@ -77,6 +78,8 @@ class TrainingStep:
         self.workflow, self.policies, self.step, self.seed = workflow, policies, step, seed
         self.episodes = {(episode.uid, episode.index): episode for episode in episodes}
         self.mixing, self.baselines = mixing, baselines
+        if workflow.algorithm.given_text is not None:
+            rows = [*rows, *self._given_rows(rows, episodes)]
         trained_rows, self.context_rows = select_rows(rows, workflow)
         self.batches = {name: PolicyBatch(policy_rows) for name, policy_rows in trained_rows.items() if policy_rows}
         self.reader: JointHistory | None = None
@@ -95,6 +98,12 @@ class TrainingStep:
         self.preparing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """A lock per policy, because its nodes share one batch that the first of them builds."""
         self.factor: CompoundFactor | None = None
+
+    def _given_rows(self, rows: list[Row], episodes: Sequence[Episode]) -> Iterator[Row]:
+        (name,) = {agent.policy for agent in self.workflow.agents} & set(self.workflow.trained_policies())
+        endpoint = self.policies[name].endpoint
+        assert endpoint is not None  # policies are started before the first step
+        return given_rows([row for row in rows if row.policy == name], episodes, self.workflow.algorithm, endpoint)
 
     def _trained_against_the_servers(self) -> set[str]:
         """Return the policies whose importance ratios are taken against the servers' log-probs.
@@ -386,28 +395,6 @@ class TrainingStep:
             others = sum(len(row.calls) for row in self.context_rows if row.policy == name)
             metrics["spin/paired_share"] = paired / (paired + others)
         return metrics
-
-
-async def run_nodes(nodes: Sequence[Node], execute: Callable[[Node], Awaitable[None]]) -> None:
-    """Run each node as soon as its dependencies have finished. Dependencies that are not in `nodes` count as met; the
-    first failure cancels the remaining nodes and is raised."""
-    by_id = {node.id: node for node in nodes}
-    sorter = TopologicalSorter({n.id: [d for d in n.after if d in by_id] for n in nodes})
-    sorter.prepare()
-    running: dict[asyncio.Task, str] = {}
-    try:
-        while sorter.is_active():
-            for node_id in sorter.get_ready():
-                running[asyncio.ensure_future(execute(by_id[node_id]))] = node_id
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                node_id = running.pop(task)
-                task.result()
-                sorter.done(node_id)
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
 
 
 def _max_model_len(policy: PolicyRuntime) -> int:
