@@ -78,7 +78,7 @@ class Spin(Grouped):
     """opponent data: dotted path of the text in a sample."""
     sft_coef: float = Field(default=0.0, ge=0.0)
     """Weight of the negative log-likelihood of the preferred answers, per token, that is added to the loss."""
-    drop_zero_variance: Annotated[bool, held("spin", True)] = True
+    drop_zero_variance: Annotated[bool, held("spin", True, "true")] = True
     loss_agg: Annotated[
         Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"], held("spin", "seq-mean-token-sum")
     ] = "seq-mean-token-sum"
@@ -138,10 +138,6 @@ class Spin(Grouped):
                     "the learning rate; refresh less often, or raise `mini_batches` or `epochs`"
                 )
                 yield facts.problem(("policies", name, "reference"), message, key=True)
-        for index, agent in enumerate(facts.agents):
-            if agent in facts.trained_agents and agent.sampling.temperature == 0:
-                message = "greedy answers to one prompt are equal, so they form no pair"
-                yield facts.problem(("agents", index, "sampling", "temperature"), message)
         yield from self._warn_of_lone_prompts(facts) if self.opponent == "sample" else ()
 
     def _warn_of_lone_prompts(self, facts: Facts) -> Iterator[Problem]:

@@ -243,7 +243,14 @@ def check_samples(run: DictConfig, workflow: Workflow) -> None:
             f"{run.workflow}: algorithm.uncertainty compares the episodes of a sample; set "
             "actor_rollout_ref.rollout.n to at least 2, or remove it"
         )
-    if workflow.algorithm.team_value is not None or workflow.algorithm.grouping and _is_alone_in_groups(workflow):
+    if workflow.algorithm.pairs_calls:
+        with_candidates = any(node.candidates is not None for node in workflow.rollout_nodes)
+        if workflow.algorithm.given_text is None and not with_candidates and _is_alone_in_groups(workflow):
+            raise UserError(
+                f"algorithm.estimator: {workflow.algorithm.estimator}: pairs need two answers to one prompt; set "
+                "actor_rollout_ref.rollout.n to at least 2, or give a node `candidates`"
+            )
+    elif workflow.algorithm.team_value is not None or workflow.algorithm.grouping and _is_alone_in_groups(workflow):
         raise UserError(
             f"algorithm.estimator: {workflow.algorithm.estimator} needs at least 2 episodes per sample; set "
             "actor_rollout_ref.rollout.n=2 or more"
