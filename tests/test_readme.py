@@ -43,6 +43,8 @@ scripts/test_scripts_coached.py::test_without_a_key_the_coach_is_a_frozen_copy: 
   bash recipe/mathchat/run_train_mathchat.sh MODEL
 gsm8k/test_gsm8k.py::test_the_script_without_data_says_how_to_make_it: needs a GPU
   bash recipe/gsm8k/run_qwen.sh
+spin/test_spin.py::test_keys_of_verls_recipe_edit_the_workflow: needs a GPU
+  bash recipe/spin/run_spin.sh
 gsm8k/test_gsm8k.py::test_the_plan_fits_on_two_gpus_and_on_eight: needs models
   SHOW=1 GPU_GB=80 bash recipe/gsm8k/run_qwen.sh trainer.n_gpus_per_node=2
 examples/test_examples_docker.py::test_the_image_has_the_environment_of_the_script: needs Docker
@@ -228,6 +230,9 @@ test_shipped.py::test_script_parses: takes minutes
   bash recipe/debate/run_tiny_cpu.sh
   bash recipe/cory/run_tiny_cpu.sh
   bash recipe/gsm8k/run_tiny_cpu.sh
+  bash recipe/spin/run_tiny_cpu.sh
+  bash recipe/spin/run_tiny_cpu.sh 1
+  bash recipe/spin/run_tiny_cpu.sh 2
 test_shipped.py::test_the_arms_of_kuhn_poker_have_runs_and_workflows_of_their_own: takes minutes
   bash recipe/kuhn/run_tiny_cpu.sh
   ARM=past bash recipe/kuhn/run_tiny_cpu.sh 1

@@ -100,7 +100,7 @@ RECIPES = [
     script
     for script in SCRIPTS
     if script.parent.name
-    in ("retool", "retool_ma", "mathchat", "marft", "debate", "cory", "gsm8k", "games", "dsbench", "kuhn")
+    in ("retool", "retool_ma", "mathchat", "marft", "debate", "cory", "gsm8k", "games", "dsbench", "kuhn", "spin")
 ]
 
 
@@ -220,7 +220,9 @@ def test_overrides_of_a_run_are_no_packages(extra, asked, started):
     assert not any("trainer" in word for _, words in calls for word in words)
 
 
-@pytest.mark.parametrize("recipe", ["retool_ma", "retool_ma_revise", "retool_ma_transcript", "marft", "debate", "cory"])
+@pytest.mark.parametrize(
+    "recipe", ["retool_ma", "retool_ma_revise", "retool_ma_transcript", "marft", "debate", "cory", "spin"]
+)
 @pytest.mark.parametrize(
     ("arguments", "env", "seed", "overrides"),
     [

@@ -270,3 +270,41 @@ def test_candidates_and_rewards_of_groups_train_in_several_processes_and_go_on_a
         assert metrics[step]["policy/main/logprob_diff/max"] < 1e-3
     assert all(len(episode["dropped"]) == 1 for episode in episodes_of(out, "validation"))
     goes_on_from(out / "checkpoints" / "global_step_1", material, tmp_path, metrics, *options)
+
+
+PAIRED = """
+dag_id: paired
+agents:
+  - {name: solver, policy: solver, sampling: {max_tokens: 8}}
+  - {name: checker, policy: checker, sampling: {max_tokens: 8}}
+policies:
+  solver: {model: {path: "${oc.env:MODEL_PATH}"}, reference: {refresh: 2}}
+  checker: {model: {path: "${oc.env:MODEL_PATH}"}, reference: {refresh: 1}}
+algorithm: {estimator: spin, beta: 0.5, mini_batches: 2}
+nodes:
+  - {id: solve, agent: solver}
+  - {id: check, agent: checker, after: solve, candidates: {k: 2, by: score.py:length}}
+  - {id: reward, reward: score.py:score, after: check}
+"""
+LENGTH = """
+def length(context):
+    return len(set(context.call.text)) / 10
+
+def score(episode):
+    return {call.agent: len(set(call.text)) / 10 for call in episode.calls}
+"""
+
+
+def test_two_policies_learn_from_pairs_and_go_on_within_an_interval_of_a_reference(material, tmp_path):
+    metrics, out = two_steps(material, tmp_path, PAIRED, LENGTH)
+    for step in (1, 2):
+        for name in ("solver", "checker"):
+            pairs = {key.partition("spin/")[2]: value for key, value in metrics[step].items() if f"{name}/spin" in key}
+            assert metrics[step][f"policy/{name}/grad_norm"] > 0 and 0 < pairs["paired_share"] <= 1
+            compares_with_itself = step == 1 or name == "checker"  # whose reference is renewed in each step
+            assert (pairs["margin"] == 0) is compares_with_itself, (step, name)
+    assert [metrics[2][f"policy/{name}/reference_age"] for name in ("solver", "checker")] == [1, 0]
+    first = out / "checkpoints" / "global_step_1"
+    assert json.loads((first / "run.json").read_text())["references"] == ["solver", "checker"]
+    assert (first / "checker" / "reference" / "model_world_size_1_rank_0.pt").is_file()
+    goes_on_from(first, material, tmp_path, metrics)

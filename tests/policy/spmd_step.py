@@ -31,6 +31,8 @@ UNTIED = {  # of the model UNTIED, whose output embeddings FSDP gathers and free
 }
 CANARY = list(range(5, 69))
 LOSSES = {"vanilla": "token-mean", "cpgd": "seq-mean-token-sum"}
+PAIRED = ("padded", "packed")
+"""Engines whose reference is renewed, after a step of spin."""
 WORKFLOW = """\
 dag_id: tiny
 agents: [{{name: solver, policy: main}}]
@@ -42,9 +44,20 @@ nodes:
   - {{id: reward, reward: score.py:score, after: solve}}
 """
 
+PAIRS = """\
+dag_id: tiny
+agents: [{{name: solver, policy: main}}]
+policies: {{main: {{model: {{path: {model}}}, reference: {{refresh: 1}}}}}}
+algorithm: {{estimator: {loss}, beta: 0.5, sft_coef: 0.1, entropy_coef: 0.01}}
+nodes:
+  - {{id: solve, agent: solver}}
+  - {{id: reward, reward: score.py:score, after: solve}}
+"""
 
-def episodes() -> list:
-    """Nine ragged conversations with a tool's tokens in the middle, sampled at three temperatures."""
+
+def episodes(*, paired: bool) -> list:
+    """Nine ragged conversations with a tool's tokens in the middle, sampled at three temperatures. `paired`: those of a
+    sample have one prompt."""
     import torch
 
     from recipe.dag.types.record import Call, Episode
@@ -60,7 +73,10 @@ def episodes() -> list:
         first, tool, last = some(2, 20), some(0, 9), some(2, 12)
         mask = [1] * len(first) + [0] * len(tool) + [1] * len(last)
         log_probs = [-5.0 if bit else 0.0 for bit in mask]
-        call = Call("solve", "solver", 0, "main", 0, some(1, 60), first + tool + last, mask, log_probs)
+        prompt = some(1, 60)
+        if paired and made and made[-1].uid == episode.uid:
+            prompt = made[-1].calls[0].prompt_ids
+        call = Call("solve", "solver", 0, "main", 0, prompt, first + tool + last, mask, log_probs)
         call.temperature = (1.0, 0.7, 1.3)[index % 3]
         call.reward = float(torch.randn(1, generator=draw))
         episode.calls.append(call)
@@ -97,10 +113,11 @@ def run(rank: int, world: int, tied: str, untied: str, out: Path) -> None:
         return tu.get_tensordict(columns, {"metrics": tu.get(output, "metrics", default={})})
 
     cases = [(tied, *case) for case in itertools.product(ENGINES.items(), LOSSES.items())]
+    cases += [(tied, (name, ENGINES[name]), ("spin", "")) for name in PAIRED]
     cases += [(untied, *case) for case in itertools.product(UNTIED.items(), list(LOSSES.items())[:1])]
     for model, (name, overrides), (loss, agg) in cases:
         flow = out / f"{name}_{loss}_{rank}.yaml"
-        flow.write_text(WORKFLOW.format(model=model, loss=loss, agg=agg))
+        flow.write_text((WORKFLOW if agg else PAIRS).format(model=model, loss=loss, agg=agg))
         workflow = load_workflow(flow)
         settings = ["actor.ppo_max_token_len_per_gpu=150", "actor.optim.lr=0.01", *overrides]
         run = compose_config(
@@ -114,17 +131,19 @@ def run(rank: int, world: int, tied: str, untied: str, out: Path) -> None:
             ],
         )
         defaults.apply(run, defaults.on_cpu(run))
-        paths = {"model_path": model, "critic_path": model}
+        paths = {"model_path": model, "critic_path": model if agg else None}
         config = policy_config(run, workflow, "main", **paths, updates=100, platform="cpu")
         again = [setting for setting in overrides if "mlp_only" not in setting]  # which the engine's options have
         config.merge_with_dotlist([f"actor_rollout_ref.{setting}" for setting in again])  # CPUs' settings differ
-        worker = PolicyWorker(config.actor_rollout_ref, role="actor_rollout_ref", critic=config.critic)
+        critic = config.critic if agg else None
+        worker = PolicyWorker(config.actor_rollout_ref, role="actor_rollout_ref", critic=critic)
         worker.init_model()
         with torch.no_grad():  # else the KL to the reference has no gradient
             for parameter in worker.ref.engine.module.parameters():
                 parameter.mul_(1.05)
-            for parameter in worker.critic.engine.module.score.parameters():  # else all values are 0
-                parameter.fill_(0.1)
+            if worker.critic is not None:
+                for parameter in worker.critic.engine.module.score.parameters():  # else all values are 0
+                    parameter.fill_(0.1)
         engine, results = worker.actor.engine, {}
         results["canary"] = torch.tensor(worker.score_canary(CANARY)[0])
         step_of = engine.optimizer_step
@@ -145,22 +164,50 @@ def run(rank: int, world: int, tied: str, untied: str, out: Path) -> None:
             tokenizer=SimpleNamespace(pad_token_id=0),
             pool=SimpleNamespace(lock=asyncio.Lock()),
         )
-        rows = rows_of(episodes())
+        rows = rows_of(episodes(paired=not agg))
         step = TrainingStep(workflow, {"main": policy}, rows, seed=0)
         asyncio.run(step.run())
         updated, worker.canary_scores = worker.canary_scores, None
         assert updated == worker.score_canary(CANARY)[0] != results["canary"].tolist()
-        columns = step.batches["main"].columns
-        masks = [torch.tensor(row.response_mask).bool() for row in rows]
-        for key in ("old_log_probs", "ref_log_prob", "entropy", "values"):
+        batch = step.batches["main"]
+        columns = batch.columns
+        masks = [torch.tensor(row.response_mask).bool() for row in batch.rows]
+        for key in ("old_log_probs", "ref_log_prob", "entropy", *(["values"] if worker.critic else [])):
             results[key] = torch.cat([column[mask] for column, mask in zip(columns[key], masks, strict=True)])
         results["weights"] = flat(engine.module.parameters())
-        results["critic"] = flat(worker.critic.engine.module.parameters())
+        if worker.critic is not None:
+            results["critic"] = flat(worker.critic.engine.module.parameters())
+        else:
+            check_renewal(worker, policy, batch, out / "reference")
         results["attention"] = engine.module.config._attn_implementation
         results["fused"] = getattr(engine, "fused", None)
         if rank == 0:
             torch.save(results, out / f"{name}_{loss}.pt")
     dist.destroy_process_group()
+
+
+def check_renewal(worker, policy, batch, folder: Path) -> None:
+    """A renewed reference is the policy, bit by bit, and a saved one can be loaded."""
+    import torch
+
+    from recipe.dag.train import kernels
+
+    def same(expected) -> bool:
+        kernels.reference_log_probs(policy, batch)
+        pairs = zip(batch.columns["ref_log_prob"], expected, strict=True)
+        return all(torch.equal(*pair) for pair in pairs)
+
+    updated = kernels.log_probs(policy, batch)
+    assert not same(updated)
+    worker.renew_reference()
+    assert same(updated)
+    worker.save_reference(str(folder))
+    with torch.no_grad():
+        for parameter in worker.ref.engine.module.parameters():
+            parameter.mul_(1.05)
+    assert not same(updated)
+    worker.load_reference(str(folder))
+    assert same(updated)
 
 
 def watch_head(model):

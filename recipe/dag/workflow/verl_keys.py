@@ -14,6 +14,7 @@ PAGE = "docs/migrating.md lists what replaces verl's keys"
 _ALGORITHM = "`algorithm.{}` says this, for all policies; set it in the workflow"
 _WORKFLOW = "`algorithm.{}` says this; set it in the workflow"
 _POLICY = "`policies.<name>.{}` says this; set it there"
+_PAIRS = "`algorithm: {{estimator: spin, {}}}` says this; set it in the workflow"
 _AGENT = "nothing reads it here; write `{}` of the agent"
 _WRITE = "nothing reads it; write `{}`"
 _PASS = "nothing reads it; pass `{}=...` to the run"
@@ -83,6 +84,10 @@ TABLE: tuple[tuple[str, str], ...] = (
     ("@rollout.agent", "nothing reads it; the workflow is the agent loop"),
     ("algorithm", "nothing reads it; the workflow's `algorithm` says how agents learn"),
     ("algorithm.adv_estimator", _WORKFLOW.format("estimator")),
+    ("@actor.dpo_beta algorithm.dpo_beta", _PAIRS.format("beta: ...")),
+    ("algorithm.dpo_loss_type", _PAIRS.format("loss: ...")),
+    ("algorithm.dpo_label_smoothing", _PAIRS.format("label_smoothing: ...")),
+    ("trainer.ref_update_freq", _POLICY.format("reference: {refresh: ...}")),
     ("trainer.critic_warmup", _WORKFLOW.format("<key>")),
     ("algorithm.norm_adv_by_std_in_grpo", _WORKFLOW.format("scale` (std or none) or `algorithm.estimator")),
     ("algorithm.use_kl_in_reward algorithm.kl_ctrl", _WORKFLOW.format("kl_reward_coef")),
