@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -89,7 +89,9 @@ def train(engine, models, monkeypatch):
     worker = engine.worker
     parameters = list(worker.actor.engine.module.parameters())
 
-    def run(rows: list[Row], *, micro_batch: int = 2, lr: float = 0.0, **options) -> SimpleNamespace:
+    def run(
+        rows: list[Row], *, micro_batch: int = 2, lr: float = 0.0, episodes: Sequence[Episode] = (), **options
+    ) -> SimpleNamespace:
         gradients, moves = [], []
 
         def descend() -> float:
@@ -125,8 +127,9 @@ def train(engine, models, monkeypatch):
             workers=SimpleNamespace(**{name: partial(call, getattr(worker, name)) for name in methods}),
             tokenizer=SimpleNamespace(pad_token_id=0),
             pool=SimpleNamespace(lock=asyncio.Lock()),
+            endpoint=PolicyEndpoint(SimpleNamespace(), Words(), max_model_len=64),  # pyright: ignore[reportArgumentType]
         )
-        step = TrainingStep(workflow, {"main": runtime}, rows, seed=3)
+        step = TrainingStep(workflow, {"main": runtime}, rows, episodes=episodes, seed=3)
         asyncio.run(step.run())
         batch = step.batches["main"]
         metrics = step.metrics()
@@ -279,10 +282,13 @@ class Words:
         return [int(word) for word in text.split()]
 
 
-def given(rows: list[Row], texts: dict[str, str], *, limit: int = 64) -> list[Row]:
-    episodes = [Episode(uid, 0, {"extra_info": {"answer": text}}) for uid, text in texts.items()]
-    endpoint = PolicyEndpoint(SimpleNamespace(), Words(), max_model_len=limit)
-    return list(given_rows(rows, episodes, make_algorithm("spin", opponent="data"), endpoint))
+def with_texts(texts: dict[str, str]) -> list[Episode]:
+    return [Episode(uid, 0, {"extra_info": {"answer": text}}) for uid, text in texts.items()]
+
+
+def given(rows: list[Row], texts: dict[str, str]) -> list[Row]:
+    endpoint = PolicyEndpoint(SimpleNamespace(), Words(), max_model_len=64)  # pyright: ignore[reportArgumentType]
+    return list(given_rows(rows, with_texts(texts), make_algorithm("spin", opponent="data"), endpoint))
 
 
 def test_the_data_s_text_answers_each_prompt_once_and_ends_as_an_answer_does():
@@ -295,6 +301,21 @@ def test_the_data_s_text_answers_each_prompt_once_and_ends_as_an_answer_does():
     assert all(row.given and row.response_mask == [1] * len(row.response_ids) for row in found)
     assert {row.temperature for row in found} == {0.7}
     assert [row.uid for row in given(rows, {"u0": "11 " * 70, "u1": "13"})] == ["u1"], "one is too long"
+
+
+def test_imitation_has_dpos_gradient_with_the_data_s_text_as_the_better_answer(train, models):
+    rows, texts = some_rows(samples=2), {"u0": "11 12", "u1": "13"}
+    actor, reference = models.of("actor"), models.of("ref")
+    loss = torch.zeros(())
+    for gold in given(rows, texts):
+        chosen = log_ratio(actor, reference, gold)
+        others = [log_ratio(actor, reference, row) for row in rows if row.uid == gold.uid]
+        loss = loss - logsigmoid(BETA * (chosen - torch.stack(others))).mean() / len(texts)
+    loss.backward()
+    step = train(rows, episodes=with_texts(texts), opponent="data")
+    assert apart(step.gradients[0], [parameter.grad for parameter in actor.parameters()]) < 1e-5
+    assert step.metrics["policy/main/spin/pairs"] == 6 and step.metrics["policy/main/spin/paired_share"] == 1
+    assert step.metrics["policy/main/spin/loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
 def test_a_sample_without_the_text_is_refused_before_the_run():

@@ -165,7 +165,10 @@ def _idle_reason(rows: Sequence[Row], episodes: Sequence[Episode], workflow: Wor
         failed = Counter(str(call.parsed["failed"]) for call in calls if "failed" in call.parsed)
         reason = f"; failed calls: {failed.most_common(1)[0][0]}" if failed else ""
         return f"every call is left out, since a reward function returned no score for it or a later one{reason}"
-    if workflow.algorithm.drop_zero_variance and any(split_by_policy(rows, workflow).values()):
+    any_rows = any(split_by_policy(rows, workflow).values())
+    if workflow.algorithm.pairs_calls and any_rows:
+        return "no two answers to one prompt earned different rewards, so none form a pair"
+    if workflow.algorithm.drop_zero_variance and any_rows:
         return (
             "in every group all rewards are equal, and algorithm.drop_zero_variance drops such groups; the "
             "problems are all too easy or all too hard, or the reward does not distinguish answers"
