@@ -148,6 +148,7 @@ def test_calls_that_cannot_be_compared_are_in_no_pair(make_row, pairs, change):
 @pytest.mark.parametrize("pairs", ["best_worst", "all"])
 def test_equal_and_nearly_equal_returns_are_in_no_pair(make_row, pairs):
     assert pairs_of(group(make_row, [1.0, 1.0, 1.0]), pairs=pairs) == []
+    assert pairs_of(group(make_row, [0.1 + 0.2, 0.3]), pairs=pairs) == [], "a rounding error"
     assert pairs_of(group(make_row, [0.3, 0.5]), pairs=pairs, margin=0.2) == []
     assert pairs_of(group(make_row, [0.3, 0.6]), pairs=pairs, margin=0.2) == [(1, 0, 1.0)]
 

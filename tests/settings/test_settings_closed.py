@@ -15,7 +15,9 @@ from recipe.dag.workflow.verl_keys import REPLACED
 NOT_COMPOSED = {"mixed_precision", "recompute_mlp_only"}
 """Keys of verl's dataclasses that its configuration files leave out, and dag.yaml's own below verl's sections."""
 OTHERS = {"hydra", "actor_rollout_ref.model_params", "actor_rollout_ref.rollout.repetition_penalty"}
-"""Keys of hydra's and siiRL's."""
+OTHERS |= {"actor_rollout_ref.actor.dpo_beta", "trainer.ref_update_freq"}
+OTHERS |= {f"algorithm.dpo_{key}" for key in ("beta", "loss_type", "label_smoothing")}
+"""Keys of hydra's, siiRL's and those of verl's recipe `spin`."""
 
 
 @pytest.fixture(scope="module")

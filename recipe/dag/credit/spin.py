@@ -10,6 +10,7 @@ equal returns form no pair.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from recipe.dag.credit.batch import CreditBatch
+from recipe.dag.credit.group import SAME
 from recipe.dag.credit.options import check_choice
 
 LOSSES = ("sigmoid", "hinge", "ipo", "sppo")
@@ -60,7 +62,7 @@ def form_pairs(
         if pairs == "best_worst":
             two = [(max(group, key=worth.__getitem__), min(group, key=worth.__getitem__))]
         ordered = [(a, b) if worth[a] > worth[b] else (b, a) for a, b in two]
-        apart = [(a, b) for a, b in ordered if worth[a] - worth[b] > margin]
+        apart = [(a, b) for a, b in ordered if _beats(worth[a], worth[b], margin)]
         found += [(a, b, 1 / len(apart)) for a, b in apart]
         if apart:
             wins |= {call: _win_rate(call, worth, margin) for call in group}
@@ -146,9 +148,14 @@ def log_ratios(batch: CreditBatch) -> Tensor:
     return batch.log_ratios
 
 
+def _beats(value: float, other: float, margin: float) -> bool:
+    return value - other > margin and not math.isclose(value, other, rel_tol=SAME, abs_tol=SAME)
+
+
 def _win_rate(call: int, worth: Mapping[int, float], margin: float) -> float:
-    others = [worth[call] - value for other, value in worth.items() if other != call]
-    return sum(0.5 + 0.5 * (distance > margin) - 0.5 * (distance < -margin) for distance in others) / len(others)
+    own, others = worth[call], [value for other, value in worth.items() if other != call]
+    wins = sum(_beats(own, value, margin) - _beats(value, own, margin) for value in others)
+    return 0.5 + 0.5 * wins / len(others)
 
 
 def _groups(batch: CreditBatch, returns: Sequence[float | None], group_by: Sequence[str]) -> Iterator[list[int]]:
