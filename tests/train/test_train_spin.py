@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from verl.utils import tensordict_utils as tu
 
 from recipe.dag.algorithms.catalogue import make_algorithm
+from recipe.dag.app.launch import launch
 from recipe.dag.core.errors import UserError
 from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.policy.policy import PolicyRuntime
@@ -32,6 +33,7 @@ from recipe.dag.types.row import Row
 from recipe.dag.workflow.agent_schema import Reference
 from recipe.dag.workflow.training_chain import derive_training_chain
 from tests.rows import build_row, merge_rows
+from tests.train.projects import edit, go, inputs, overrides_of, save
 
 TOOL = 5
 """The id of tokens that a tool put in."""
@@ -283,7 +285,7 @@ class Words:
 
 
 def with_texts(texts: dict[str, str]) -> list[Episode]:
-    return [Episode(uid, 0, {"extra_info": {"answer": text}}) for uid, text in texts.items()]
+    return [Episode(uid, 9, {"extra_info": {"answer": text}}) for uid, text in texts.items()]
 
 
 def given(rows: list[Row], texts: dict[str, str]) -> list[Row]:
@@ -327,3 +329,33 @@ def test_a_sample_without_the_text_is_refused_before_the_run():
         UserError, match=r"row 2 has no text at `extra_info.solution` \(it has prompt, extra_info, extra"
     ):
         check_given(samples, algorithm, "data.train_files")
+
+
+RENEWED = ('"}}, fixed', '"}, reference: {refresh: 2}}, fixed')
+"""An edit of the project's workflow; its model is the first policy's."""
+
+
+def test_a_checkpoint_without_the_reference_that_is_renewed_is_refused(project):
+    edit(project / "flow.yaml", "estimator: grpo", "estimator: grpo, kl_loss_coef: 0.1")
+    edit(project / "flow.yaml", *RENEWED)
+    save(project)
+    with pytest.raises(UserError, match="has no reference of policy `main`, which is renewed here"):
+        go(project, "trainer.resume_mode=force")
+    save(project, references=["main"])
+    with pytest.raises(UserError, match=r"main/reference/model_world_size_1_rank_0.pt is missing"):
+        launch("dag", overrides_of(project))
+
+
+@pytest.mark.parametrize("stored", [True, {"refresh": None}])
+def test_a_checkpoint_of_an_earlier_version_had_the_reference_that_is_kept(project, stored):
+    edit(project / "flow.yaml", "estimator: grpo", "estimator: grpo, kl_loss_coef: 0.1")
+    edit(project / "flow.yaml", RENEWED[0], RENEWED[1].replace("{refresh: 2}", "true"))
+    items = inputs(project)[2].items
+    items["learned"]["workflow"]["policies"]["main"]["reference"] = stored
+    items["learned"]["workflow"]["policies"]["fixed"]["reference"] = False if stored is True else None
+    save(project, fingerprint=items)
+    go(project)
+    edit(project / "flow.yaml", "reference: true", "reference: {refresh: 2}")
+    save(project, fingerprint=items, references=["main"])
+    with pytest.raises(UserError, match=r"policies\.main\.reference\.refresh: was None, now 2"):
+        go(project)
