@@ -45,6 +45,7 @@ gsm8k/test_gsm8k.py::test_the_script_without_data_says_how_to_make_it: needs a G
   bash recipe/gsm8k/run_qwen.sh
 spin/test_spin.py::test_keys_of_verls_recipe_edit_the_workflow: needs a GPU
   bash recipe/spin/run_spin.sh
+  SHOW=1 bash recipe/spin/run_spin.sh algorithm.dpo_loss_type=ipo trainer.ref_update_freq=5
 gsm8k/test_gsm8k.py::test_the_plan_fits_on_two_gpus_and_on_eight: needs models
   SHOW=1 GPU_GB=80 bash recipe/gsm8k/run_qwen.sh trainer.n_gpus_per_node=2
 examples/test_examples_docker.py::test_the_image_has_the_environment_of_the_script: needs Docker
@@ -231,6 +232,11 @@ test_shipped.py::test_script_parses: takes minutes
   bash recipe/cory/run_tiny_cpu.sh
   bash recipe/gsm8k/run_tiny_cpu.sh
   bash recipe/spin/run_tiny_cpu.sh
+  data="data.train_files=outputs/spin_tiny/data/train.parquet data.val_files=outputs/spin_tiny/data/test.parquet"
+  bash recipe/spin/run_tiny_cpu.sh $data trainer.experiment_name=spin_tiny_grpo 'workflow.algorithm={estimator: grpo}' \
+'~workflow.policies.main.reference'
+  bash recipe/spin/run_tiny_cpu.sh $data trainer.experiment_name=spin_tiny_coin \
+workflow.nodes.grade.reward=recipe/spin/hooks.py:coin
   bash recipe/spin/run_tiny_cpu.sh 1
   bash recipe/spin/run_tiny_cpu.sh 2
 test_shipped.py::test_the_arms_of_kuhn_poker_have_runs_and_workflows_of_their_own: takes minutes
