@@ -77,7 +77,7 @@ def test_marft_is_two_agents_with_weights_of_their_own_and_one_critic():
     assert [agent.policy for agent in workflow.agents] == ["policy_0", "policy_1"]
     first, second = workflow.policies.values()
     assert first.critic.share is None and second.critic.share == "policy_0"
-    assert (first.train_cycle, second.train_cycle, first.reference, second.reference) == (15, 15, False, False)
+    assert (first.train_cycle, second.train_cycle, first.reference, second.reference) == (15, 15, None, None)
     assert first.model.path == "${oc.env:MODEL_PATH}"
     assert first.config == {"rollout.tensor_model_parallel_size": 4, "rollout.gpu_memory_utilization": 0.3}
     actor = workflow.node("rollout_actor")

@@ -47,8 +47,9 @@ PAYING_MANY = (
 """With a reward node that pays several agents for one reward, which a chain of credit would count again."""
 
 
-UNCOACHED = [path for path in SHIPPED if "name: coach" not in path.read_text()]
-"""Without those that siiRL's flags cannot express: a coach has no critic, and its actions are paid one by one."""
+UNCOACHED = [path for path in SHIPPED if not any(word in path.read_text() for word in ("name: coach", "candidates:"))]
+"""Without those that siiRL's flags cannot express: neither a coach nor candidates have a critic, and a coach's actions
+are paid one by one."""
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
