@@ -16,6 +16,7 @@ from recipe.dag.policy.config import policy_config
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.train.models import find_models
 from recipe.dag.workflow.adapter_shape import AdapterShape, shape_of
+from recipe.dag.workflow.agent_schema import Reference
 from tests.policy.spmd_adapters import WORKFLOW
 
 
@@ -145,7 +146,7 @@ def test_a_sync_loads_before_it_wakes_and_keeps_the_last_version_alone(workflow,
         (tmp_path / "shared" / f"{name}@{folder.rpartition('@')[2]}").mkdir(parents=True)
         done.append(("write", [old.rpartition("/")[2] for old in stale]))
 
-    policy = AdapterPolicy("a", configs["a"], Host(), trained=True, reference=True, critic=True, start=None)
+    policy = AdapterPolicy("a", configs["a"], Host(), trained=True, reference=Reference(), critic=True, start=None)
     policy.workers = SimpleNamespace(write_adapter=write)
     assert policy.canary is None
     for version in (3, 4, 5):
