@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -79,7 +79,10 @@ class TrainingStep:
         self.episodes = {(episode.uid, episode.index): episode for episode in episodes}
         self.mixing, self.baselines = mixing, baselines
         if workflow.algorithm.given_text is not None:
-            rows = [*rows, *self._given_rows(rows, episodes)]
+            (name,) = {agent.policy for agent in workflow.agents} & set(workflow.trained_policies())
+            own, endpoint = [row for row in rows if row.policy == name], policies[name].endpoint
+            assert endpoint is not None  # policies are started before the first step
+            rows = [*rows, *given_rows(own, episodes, workflow.algorithm, endpoint)]
         trained_rows, self.context_rows = select_rows(rows, workflow)
         self.batches = {name: PolicyBatch(policy_rows) for name, policy_rows in trained_rows.items() if policy_rows}
         self.reader: JointHistory | None = None
@@ -98,12 +101,6 @@ class TrainingStep:
         self.preparing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """A lock per policy, because its nodes share one batch that the first of them builds."""
         self.factor: CompoundFactor | None = None
-
-    def _given_rows(self, rows: list[Row], episodes: Sequence[Episode]) -> Iterator[Row]:
-        (name,) = {agent.policy for agent in self.workflow.agents} & set(self.workflow.trained_policies())
-        endpoint = self.policies[name].endpoint
-        assert endpoint is not None  # policies are started before the first step
-        return given_rows([row for row in rows if row.policy == name], episodes, self.workflow.algorithm, endpoint)
 
     def _trained_against_the_servers(self) -> set[str]:
         """Return the policies whose importance ratios are taken against the servers' log-probs.
