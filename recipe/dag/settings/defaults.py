@@ -236,7 +236,7 @@ def _pools(config: DictConfig, workflow: Workflow, decision: Decision) -> tuple[
 def _policy(config: DictConfig, workflow: Workflow, decision: Decision, name: str) -> PolicyOnGpu:
     policy, keys = workflow.policies[name], PolicyKeys(config, workflow, name)
     critic, moments = critic_path(workflow, name), moments_of(config, workflow, name)
-    trained, size = workflow.trained_on(name), size_of(policy.model.path)
+    trained, size, keep = workflow.trained_on(name), size_of(policy.model.path), config.rollout.keep_base
     trainer = _trainer(keys, longest_row(config), decision, moments.actor) if trained else None
     if trainer is not None and policy.frozen:
         parts = (sum(adapter_parameters(workflow, each, size)) for each in trained)
@@ -248,7 +248,7 @@ def _policy(config: DictConfig, workflow: Workflow, decision: Decision, name: st
         critic=None if critic is None else size_of(critic),
         critic_moments=moments.critic,
         reference=policy.reference is not None,
-        keeps_weights=bool(trained) and policy.frozen and keeps_base(config, decision),
+        keeps_weights=bool(trained) and policy.frozen and bool(decision.keep_base if keep is None else keep),
         server_share=float(keys["rollout.gpu_memory_utilization"] or 0.5),
         tensor_parallel=int(keys["rollout.tensor_model_parallel_size"] or 1),
         longest_row=served_length(config, workflow, name),
@@ -277,12 +277,6 @@ def _trainer(keys: PolicyKeys, longest: int, decision: Decision, moments: float)
     )
 
 
-def keeps_base(config: DictConfig, decision: Decision) -> bool:
-    """Return whether sleeping servers keep the base of adapters on the GPU."""
-    written = config.rollout.keep_base
-    return decision.keep_base if written is None else bool(written)
-
-
 def uses_liger(model: DictConfig) -> bool:
     """Return whether a model of this configuration gets Liger's kernels on a GPU, if they know its family."""
     return liger_is_installed() if model.use_liger is None else bool(model.use_liger)
@@ -309,7 +303,8 @@ def apply(config: DictConfig, decision: Decision) -> None:
     with open_dict(config):
         if config.trainer.n_gpus_per_node is None:
             config.trainer.n_gpus_per_node = decision.gpus
-        config.rollout.keep_base = keeps_base(config, decision)
+        if config.rollout.keep_base is None:
+            config.rollout.keep_base = decision.keep_base
         actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
         if actor.ppo_max_token_len_per_gpu is None:
             actor.ppo_max_token_len_per_gpu = decision.tokens
