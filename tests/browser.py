@@ -21,7 +21,7 @@ import aiohttp
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome-headless-shell")
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage")
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 def find() -> str | None:
@@ -69,6 +69,9 @@ class Tab:
         """Open a page and wait until it has drawn its screen."""
         for domain in ("Page", "Runtime", "Log", "Network"):
             await self.call(f"{domain}.enable")
+        # keys go to the focused page, and a loaded machine may be late in giving a new one the focus
+        await self.call("Emulation.setFocusEmulationEnabled", enabled=True)
+        await self.call("Page.bringToFront")
         await self.size(width, height)
         theme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         await self.call("Emulation.setEmulatedMedia", features=theme)

@@ -142,7 +142,7 @@ FLAGS: dict[str, Flag] = {
 """siiRL's full name of a flag -> its translation."""
 SHORT = ("rollout.", "actor.", "ref.", "model.")
 """Prefixes that abbreviate `actor_rollout_ref.rollout.` and so on."""
-OWN = ("rollout.canary", "rollout.max_in_flight", "rollout.processes", "rollout.progress")
+OWN = ("rollout.canary", "rollout.keep_base", "rollout.max_in_flight", "rollout.processes", "rollout.progress")
 """Keys of this engine that begin like an abbreviation."""
 
 

@@ -83,9 +83,9 @@ class WorkflowCopy:
             self._changes[render_path(path)] = argument, None
 
     def trained(self) -> list[KeyPath]:
-        """Return the paths of the policies that are trained: neither frozen nor behind an API."""
-        policies = self.data["policies"].items()
-        return [("policies", name) for name, policy in policies if not (policy.get("frozen") or policy.get("api"))]
+        """Return the paths of the policies that are trained: neither frozen nor behind an API nor a past self."""
+        keys, policies = ("frozen", "api", "snapshot_of"), self.data["policies"].items()
+        return [("policies", name) for name, policy in policies if not any(policy.get(key) for key in keys)]
 
     def stepping(self) -> list[KeyPath]:
         """Return the paths of the nodes that step an env."""
