@@ -1,14 +1,20 @@
 """Seconds in which one SGLang server answers a step's requests, with whole weights and with an adapter per agent.
 
-    python examples/bench_adapter_serving.py MODEL [--arms whole,csgmv,triton] [--episodes 256] [key=value ...]
+    python examples/bench_adapter_serving.py MODEL [--arms whole,csgmv,csgmv+delay] [--episodes 256] [key=value ...]
 
 Needs a CUDA host with SGLang. An episode is three calls one after the other, with the lengths of ReTool-MA's planner,
 executor and verifier in a run of Qwen2.5-3B; all episodes start together. Texts are random tokens. The arms:
 
 - whole: no adapters
-- eager: no adapters, and no CUDA graphs for prompts, which SGLang lacks with adapters
 - one: one adapter for all calls
 - csgmv, csgmv64, csgmv128, triton: an adapter per agent, with this back end (and size of its chunks)
+
+An arm can have changes, joined to it with `+`:
+
+- eager: no CUDA graphs for prompts, which SGLang lacks with adapters
+- delay: prompts wait until a tenth as many wait as requests decode, or 0.3 s, so that a batch of prompts has several
+- delay25: until a quarter, or 0.6 s
+- mixed: prompts share their batch with the requests that decode
 
 Trailing arguments are options of the server. Each arm runs in a separate process; the first of its `--passes` compiles
 and is left out. Writes OUT/adapter_serving.json and prints a table.
@@ -39,7 +45,6 @@ ANSWER, LONGEST = 200, 1024
 RANK = 16
 ARMS: dict[str, tuple[tuple[str | None, ...], dict[str, Any]]] = {
     "whole": ((None,), {}),
-    "eager": ((None,), {"disable_piecewise_cuda_graph": True}),
     "one": (("a0",), {"lora_backend": "triton"}),
     "csgmv": (("a0", "a1", "a2"), {"lora_backend": "csgmv"}),
     "csgmv64": (("a0", "a1", "a2"), {"lora_backend": "csgmv", "max_lora_chunk_size": 64}),
@@ -49,18 +54,38 @@ ARMS: dict[str, tuple[tuple[str | None, ...], dict[str, Any]]] = {
 """Name -> (adapters of the three calls in turn, the server's options)."""
 
 
+def delay(ratio: float, longest: float) -> dict[str, Any]:
+    """Return the options with which SGLang lets prompts wait for others: a share of the decoding requests, seconds."""
+    return {
+        "enable_prefill_delayer": True,
+        "prefill_delayer_queue_min_ratio": ratio,
+        "prefill_delayer_max_delay_ms": 1000 * longest,
+    }
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "eager": {"disable_piecewise_cuda_graph": True},
+    "delay": delay(0.1, 0.3),
+    "delay25": delay(0.25, 0.6),
+    "mixed": {"enable_mixed_chunk": True},
+}
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model")
-    parser.add_argument("--arms", default="whole,eager,one,csgmv,csgmv128,triton", help=f"from {', '.join(ARMS)}")
+    parser.add_argument("--arms", default="whole,whole+eager,one,csgmv,csgmv+delay", help=f"from {', '.join(ARMS)}")
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("outputs/bench_adapter_serving"))
     parser.add_argument("--arm", help=argparse.SUPPRESS)  # set for the process of one arm
     parser.add_argument("options", nargs="*")
     args = parser.parse_intermixed_args(argv)
-    if unknown := [name for name in args.arms.split(",") if name not in ARMS]:
-        parser.error(f"--arms: unknown arm {unknown[0]}; choose from {', '.join(ARMS)}")
+    for arm in args.arms.split(","):
+        name, *changes = arm.split("+")
+        if name not in ARMS or not CHANGES.keys() >= set(changes):
+            changes_known = ", ".join(f"+{change}" for change in CHANGES)
+            parser.error(f"--arms: unknown arm {arm}; choose from {', '.join(ARMS)}, with any of {changes_known}")
     if args.passes < 2:
         parser.error("--passes: 2 or more, since the first one is left out")
     return args
@@ -112,7 +137,10 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     from recipe.dag.policy.adapter_config import TARGETS
     from recipe.dag.workflow.model_size import size_of
 
-    adapters, options = ARMS[args.arm]
+    name, *changes = args.arm.split("+")
+    adapters, options = ARMS[name]
+    for change in changes:
+        options = options | CHANGES[change]
     names = sorted({name for name in adapters if name is not None})
     written = YAML(typ="safe").load("\n".join(option.replace("=", ": ", 1) for option in args.options)) or {}
     if names:

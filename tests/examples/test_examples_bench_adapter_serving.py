@@ -31,7 +31,7 @@ class Engine:
         self.loop.close()
 
 
-@pytest.mark.parametrize(("arm", "adapters"), [("whole", {None}), ("csgmv128", {"a0", "a1", "a2"})])
+@pytest.mark.parametrize(("arm", "adapters"), [("whole+eager", {None}), ("csgmv128+delay", {"a0", "a1", "a2"})])
 def test_an_arm_asks_for_each_agents_adapter_in_turn(arm, adapters, tiny_model, tmp_path, monkeypatch):
     sglang = ModuleType("sglang")
     vars(sglang)["Engine"] = Engine
@@ -40,6 +40,8 @@ def test_an_arm_asks_for_each_agents_adapter_in_turn(arm, adapters, tiny_model, 
     bench_adapter_serving.main([str(tiny_model), *words, "attention_backend=triton", "cuda_graph_max_bs=8"])
     engine = Engine.made
     assert (engine.options["attention_backend"], engine.options["cuda_graph_max_bs"]) == ("triton", 8)
+    assert engine.options.get("disable_piecewise_cuda_graph", False) == arm.endswith("eager")
+    assert engine.options.get("prefill_delayer_max_delay_ms") == (300 if arm.endswith("delay") else None)
     prompts = {prompt for prompt, _, _ in engine.asked}
     assert len(engine.asked) == len(prompts) == 2 * 2 * 3, "a repeated prompt would be in the server's cache"
     assert {adapter for _, _, adapter in engine.asked} == adapters
@@ -52,7 +54,11 @@ def test_an_arm_asks_for_each_agents_adapter_in_turn(arm, adapters, tiny_model, 
 
 @pytest.mark.parametrize(
     ("words", "line"),
-    [(["--arms", "whole,mine"], "unknown arm mine"), (["--passes", "1"], "the first one is left out")],
+    [
+        (["--arms", "whole,mine"], "unknown arm mine"),
+        (["--arms", "whole+mine"], "unknown arm whole+mine"),
+        (["--passes", "1"], "the first one is left out"),
+    ],
 )
 def test_what_it_cannot_measure_is_one_line(words, line, capsys):
     with pytest.raises(SystemExit):

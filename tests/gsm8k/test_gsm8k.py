@@ -6,13 +6,16 @@ import asyncio
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.loading.workflow_file import load_workflow
+from recipe.gsm8k import teacher as gsm8k_teacher
 from recipe.gsm8k.hooks import team_answers
 from recipe.gsm8k.teacher import Teacher
+from recipe.tiny.arithmetic import splits
 from recipe.tiny.build import encode
 from recipe.tiny.tokenizer import DIALECTS, build_tokenizer
 
@@ -44,6 +47,18 @@ def test_a_corrected_solution_is_checked_again_and_every_call_is_paid_for_its_an
     assert "checker wrote:\n\\boxed{8}" in first.prompts[1] and "checker wrote" not in second.prompts[1]
     assert "solver wrote:\n\\boxed{8}" in second.prompts[1]
     assert "<|im_end|>" not in second.prompts[0] and "im_end|> \\boxed{6}" in second.prompts[0]
+
+
+def test_the_cold_start_has_a_transcript_for_each_call_without_problems_of_the_test(tmp_path):
+    output = tmp_path / "sft.parquet"
+    gsm8k_teacher.main(["--output", str(output), "--size", "20", "--test_size", "64"])
+    dialogues = pq.read_table(output).column("messages").to_pylist()
+    assert [message["role"] for message in dialogues[0]] == ["user", "assistant"] and len(dialogues) == 80
+    assert all(dialogue[-1]["content"].startswith("\\boxed{") for dialogue in dialogues)
+    tests = splits(0, 20, 64, mental=True)[1]
+    assert not {problem.text for problem in tests} & {
+        dialogue[0]["content"].partition("\n")[0] for dialogue in dialogues
+    }
 
 
 @pytest.mark.parametrize(("dialect", "vocabulary"), [("qwen", 640), ("gemma", 480)])
