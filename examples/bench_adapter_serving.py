@@ -7,7 +7,8 @@ executor and verifier in a run of Qwen2.5-3B; all episodes start together. Texts
 
 - whole: no adapters
 - one: one adapter for all calls
-- csgmv, csgmv64, csgmv128, triton: an adapter per agent, with this back end (and size of its chunks)
+- dense: an adapter per agent, with this project's products, as a run's servers
+- csgmv, csgmv64, csgmv128, triton: the same with SGLang's back end of this name (and size of its chunks)
 
 An arm can have changes, joined to it with `+`:
 
@@ -46,6 +47,7 @@ RANK = 16
 ARMS: dict[str, tuple[tuple[str | None, ...], dict[str, Any]]] = {
     "whole": ((None,), {}),
     "one": (("a0",), {"lora_backend": "triton"}),
+    "dense": (("a0", "a1", "a2"), {"lora_backend": "dense"}),
     "csgmv": (("a0", "a1", "a2"), {"lora_backend": "csgmv"}),
     "csgmv64": (("a0", "a1", "a2"), {"lora_backend": "csgmv", "max_lora_chunk_size": 64}),
     "csgmv128": (("a0", "a1", "a2"), {"lora_backend": "csgmv", "max_lora_chunk_size": 128}),
@@ -74,7 +76,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model")
-    parser.add_argument("--arms", default="whole,whole+eager,one,csgmv,csgmv+delay", help=f"from {', '.join(ARMS)}")
+    parser.add_argument("--arms", default="whole,whole+eager,dense,dense+delay,csgmv", help=f"from {', '.join(ARMS)}")
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("outputs/bench_adapter_serving"))
@@ -134,6 +136,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     """Measure one arm in this process."""
     import sglang  # pyright: ignore[reportMissingImports]  # on a CUDA host only
 
+    from recipe.dag.policy import dense_adapters
     from recipe.dag.policy.adapter_config import TARGETS
     from recipe.dag.workflow.model_size import size_of
 
@@ -148,6 +151,8 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
         # as a run's servers, which have a place for the base
         options = options | {"enable_lora": True, "max_lora_rank": RANK, "max_loras_per_batch": len(names) + 1}
         options |= {"lora_target_modules": list(TARGETS)}
+    if options.get("lora_backend") == dense_adapters.NAME:
+        sglang.Engine.run_scheduler_process_func = staticmethod(dense_adapters.run_scheduler_process)
     started = time.monotonic()
     engine = sglang.Engine(
         model_path=args.model,

@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.policy import dense_adapters
 from recipe.dag.workflow.adapter_shape import ALL_LINEAR, AdapterShape, critic_shape
 from recipe.dag.workflow.agent_schema import Policy
 
@@ -82,7 +83,9 @@ def host_config(
         if platform != "cpu":
             engine = config.actor_rollout_ref.actor.fsdp_config
             engine.model_dtype = "bf16"  # of the frozen base; adapters are fp32
-            rollout.engine_kwargs.sglang = {**(rollout.engine_kwargs.get("sglang") or {}), **_server_arguments(shapes)}
+            own, arguments = rollout.engine_kwargs.get("sglang") or {}, _server_arguments(shapes)
+            chosen = {key: own[key] for key in ("lora_backend",) if key in own}
+            rollout.engine_kwargs.sglang = {**own, **arguments, **chosen}
     return config
 
 
@@ -92,6 +95,7 @@ def _server_arguments(shapes: Mapping[str, AdapterShape]) -> dict[str, object]:
         if shape.targets != (ALL_LINEAR,) and (message := _unserved(set(shape.targets))):
             raise UserError(f"policies.{name}.lora.targets: {message}")
     return {
+        "lora_backend": dense_adapters.NAME,
         "enable_lora": True,
         "max_lora_rank": max(shape.rank for shape in shapes.values()),
         "lora_target_modules": list(TARGETS),

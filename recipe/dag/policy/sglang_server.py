@@ -16,6 +16,7 @@ import ray
 import verl.workers.rollout.sglang_rollout.async_sglang_server as stock
 from verl.workers.rollout.replica import RolloutMode
 
+from recipe.dag.policy import dense_adapters
 from recipe.dag.policy.adapter_serving import AdapterServing
 
 ServerArgs = stock.ServerArgs  # pyright: ignore[reportPrivateImportUsage]
@@ -38,6 +39,10 @@ class PolicyServer(AdapterServing, stock.SGLangHttpServer):
         if not self._needs_copy():
             # safe, because this process serves one policy
             stock.ServerArgs = ArgsWithoutCopy  # pyright: ignore[reportPrivateImportUsage]
+        if (self.config.engine_kwargs.get("sglang") or {}).get("lora_backend") == dense_adapters.NAME:
+            from sglang.srt.entrypoints import engine
+
+            engine.run_scheduler_process = dense_adapters.run_scheduler_process  # verl reads it there
         await asyncio.gather(*[worker.__ray_call__.remote(_nothing) for worker in self.workers])
         await super().launch_server(*args, **kwargs)
 
