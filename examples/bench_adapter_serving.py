@@ -134,7 +134,7 @@ async def play(engine: Any, adapters: tuple[str | None, ...], episodes: int, voc
 
 def measure(args: argparse.Namespace) -> dict[str, float]:
     """Measure one arm in this process."""
-    import sglang  # pyright: ignore[reportMissingImports]  # on a CUDA host only
+    from sglang.srt.entrypoints.engine import Engine  # pyright: ignore[reportMissingImports]  # on a CUDA host only
 
     from recipe.dag.policy import dense_adapters
     from recipe.dag.policy.adapter_config import TARGETS
@@ -152,9 +152,9 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
         options = options | {"enable_lora": True, "max_lora_rank": RANK, "max_loras_per_batch": len(names) + 1}
         options |= {"lora_target_modules": list(TARGETS)}
     if options.get("lora_backend") == dense_adapters.NAME:
-        sglang.Engine.run_scheduler_process_func = staticmethod(dense_adapters.run_scheduler_process)
+        Engine.run_scheduler_process_func = staticmethod(dense_adapters.run_scheduler_process)
     started = time.monotonic()
-    engine = sglang.Engine(
+    engine = Engine(
         model_path=args.model,
         dtype="bfloat16",
         skip_tokenizer_init=True,
