@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from recipe.dag.app.commands import machine, records, runs, workflow_files
+from recipe.dag.app.commands import audit, machine, records, runs, workflow_files
 from recipe.dag.core.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -65,6 +65,7 @@ _panel(
     "Write and check a workflow",
     new=workflow_files.new,
     validate=workflow_files.validate,
+    audit=audit.audit,
     plan=workflow_files.plan,
     schema=workflow_files.schema,
     algorithms=workflow_files.algorithms,

@@ -167,9 +167,9 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
     for agent in workflow.agents:
         agent_tools = [tools[spec.key] for spec in agent.tools]
         if agent.tool_loop is not None and agent.tool_loop.format == "hermes":
-            requests |= {json.dumps(tool.schema, default=str): _hermes_request(tool) for tool in agent_tools}
+            requests |= {json.dumps(tool.schema, default=str): tool_request(agent, tool) for tool in agent_tools}
         elif agent.tool_loop is not None:
-            by_agent[agent.name] = _first_request(agent_tools[0], agent)
+            by_agent[agent.name] = tool_request(agent, agent_tools[0])
     episodes = []
     try:
         for index, answer in enumerate(_answers(sample)):
@@ -243,19 +243,19 @@ def _check_tools_ran(episode: Episode) -> None:
             raise UserError(f"tool {result.name}: was not run, since {result.text}; {advice}")
 
 
-def _first_request(tool: Tool, agent: Agent) -> str:
-    """Return a call of an agent's first tool, in a format in which the model writes nothing but one argument."""
-    assert agent.tool_loop is not None
-    if agent.tool_loop.format == "fenced":
-        return "```python\nprint(1)\n```"
-    argument = argument_between_tags(tool, f"agent {agent.name}")
-    value = "print(1)" if argument == "code" else _arguments(tool).get(argument, "1")
-    return f"<{agent.tool_loop.call_tag}>{value}</{agent.tool_loop.call_tag}>"
-
-
-def _hermes_request(tool: Tool) -> str:
-    """Return a call of the tool with arguments that fit its schema, as a model would write it."""
-    call = {"name": tool.schema["function"]["name"], "arguments": _arguments(tool)}
+def tool_request(agent: Agent, tool: Tool, program: str = "print(1)") -> str:
+    """Return a call of the tool as the agent's model would write it: with `program` if the tool takes code, and with
+    arguments that fit its schema."""
+    loop, arguments = agent.tool_loop, _arguments(tool)
+    assert loop is not None
+    if loop.format == "fenced":
+        return f"```python\n{program}\n```"
+    if loop.format == "tags":
+        argument = argument_between_tags(tool, f"agent {agent.name}")
+        value = program if argument == "code" else arguments.get(argument, "1")
+        return f"<{loop.call_tag}>{value}</{loop.call_tag}>"
+    arguments |= {"code": program} if "code" in arguments else {}
+    call = {"name": tool.schema["function"]["name"], "arguments": arguments}
     return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
