@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.episode.rehearsal import ANSWERS, SAMPLE, CharacterTokenizer, rehearse, unseen_keys
+from recipe.dag.episode.rehearsal import ANSWERS, SAMPLE, CharacterTokenizer, paid_alike, rehearse, unseen_keys
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.reward.entry_json import to_json
 from tests.test_shipped import WORKFLOWS
@@ -68,6 +68,7 @@ def test_every_shipped_workflow_plays(file):
         sample["extra_info"]["answer_csv"] = "id,target\n1,0\n2,1\n"
     episodes = rehearse(load_workflow(file), sample)
     assert len(episodes) == len(ANSWERS) and all(episode.fault is None for episode in episodes)
+    assert paid_alike(episodes) == []
 
 
 def test_each_tool_is_called_with_arguments_that_fit_its_schema(load):
@@ -133,6 +134,16 @@ def test_keys_that_no_agent_sets_are_named(load):
         workflow = load(code, solve=", hooks: own.py:Own", more=loop.replace("KEY", key))
         lines = unseen_keys(workflow, rehearse(workflow))
         assert [line.partition(", which")[0] for line in lines] == expected
+
+
+@pytest.mark.parametrize(
+    ("paid", "named"),
+    [("1.0", ["1"]), ("0.1", ["0.1"]), ("0.0", []), ("-1.0", []), ("float(bool(episode.calls[0].text))", [])],
+)
+def test_a_reward_that_pays_for_anything_is_named(load, paid, named):
+    workflow = load(f"def score(episode): return {{'solver': {paid}, 'other': 0.0}}\n")
+    lines = paid_alike(rehearse(workflow))
+    assert [line.partition(" for any")[0] for line in lines] == [f"node score: pays solver {text}" for text in named]
 
 
 def test_errors_count_even_where_a_run_would_leave_the_episode_out(load):

@@ -235,6 +235,24 @@ def unseen_keys(workflow: Workflow, episodes: Sequence[Episode]) -> list[str]:
     ]
 
 
+def paid_alike(episodes: Sequence[Episode]) -> list[str]:
+    """Return a line for each node that pays an agent the same for every answer, and more than nothing."""
+    paid: dict[tuple[str, str], list[float]] = {}
+    for episode in episodes:
+        parts: dict[tuple[str, str], float] = {}
+        for call in episode.calls:
+            for node, reward in call.reward_parts.items():
+                parts[node, call.agent] = parts.get((node, call.agent), 0.0) + reward
+        for part, reward in parts.items():
+            paid.setdefault(part, []).append(reward)
+    return [
+        f"node {node}: pays {agent} {rewards[0]:g} for any text: the same for {len(episodes)} different answers, "
+        "one of them empty; `verl-dag audit` tries more"
+        for (node, agent), rewards in paid.items()
+        if len(rewards) == len(episodes) and len(set(rewards)) == 1 and rewards[0] > 0.0
+    ]
+
+
 def _check_tools_ran(episode: Episode) -> None:
     """Raise UserError for a tool that its own schema kept from running."""
     for result in (result for call in episode.all_calls for result in call.tool_results):
