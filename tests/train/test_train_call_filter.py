@@ -11,6 +11,7 @@ import torch
 
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.loading.workflow_file import load_workflow
+from recipe.dag.report.monitors import Monitors
 from recipe.dag.train import kernels, trainer
 from recipe.dag.train.call_filter import outside_loss, overlong_share, penalise_overlong, void_metrics
 from recipe.dag.train.sampling import Sampler
@@ -171,6 +172,7 @@ def test_a_run_charges_for_length_and_leaves_out_what_was_cut_off(dapo, monkeypa
         sampler=Sampler(1, 1, 0),
         inputs=SimpleNamespace(train=[{}]),
         batches_consumed=0,
+        monitors=Monitors([], "report", dapo),
         config=SimpleNamespace(
             actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=2)),
             data=SimpleNamespace(max_response_length=2048),

@@ -88,7 +88,7 @@ def test_a_run_rolls_out_and_trains_with_the_policies_of_its_step_and_validates_
         actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=1)),
         validation=SimpleNamespace(n=1, metrics=None, metrics_freq=1),
         rollout=SimpleNamespace(progress=False),
-        report=SimpleNamespace(coach_bias_steps=4, token_columns=False),
+        report=SimpleNamespace(coach_bias_steps=4, token_columns=False, monitors=[], on_flag="report"),
     )
     resources = SimpleNamespace(
         policies={}, mixing=None, metrics=dict, runner=lambda config, workflow: SimpleNamespace(workflow=workflow)

@@ -14,6 +14,7 @@ from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.core.errors import UserError
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.loading.workflow_file import load_workflow
+from recipe.dag.report.starvation import Starvation
 from recipe.dag.train import kernels
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.train.trainer import Trainer
@@ -181,8 +182,8 @@ def test_agents_of_one_policy_may_have_equal_parts_in_its_loss(workflow, trace, 
         step = TrainingStep(workflow.model_copy(update={"algorithm": algorithm}), policies_of("a", "b"), rows, seed=0)
         asyncio.run(step.run())
         advantages[kind] = [one[0].item() for one in step.batches["a"].columns["advantages"]]
-        metrics, trainer = step.metrics(), SimpleNamespace(_dominated=set())
-        lines[kind] = [[*Trainer._dominance(trainer, step)] for _ in range(2)]
+        metrics, starvation = step.metrics(), Starvation(workflow)
+        lines[kind] = [[*starvation.lines({}, step.dominant_agents())] for _ in range(2)]
         expected = share if kind == "loss_agg" else 0.5
         assert metrics["agent/long/grad_tokens_share"] == pytest.approx(expected)
         assert metrics["agent/short/grad_tokens_share"] == pytest.approx(1 - expected)

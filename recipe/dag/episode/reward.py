@@ -195,6 +195,7 @@ def scratch(episode: Episode) -> Episode:
         fault=plain_copy(episode.fault),
         faults=plain_copy(episode.faults),
         usage=plain_copy(episode.usage),
+        flags=plain_copy(episode.flags),
         before_group=None,
     )
 

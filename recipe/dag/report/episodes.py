@@ -131,6 +131,7 @@ def _notes(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield what went otherwise than it should."""
     if record.get("fault"):
         yield f"{record['fault'].get('boundary', '')} fault"
+    yield from dict.fromkeys(f"flagged {flag['rule']}" for flag in record.get("flags", ()))
     for call in record["calls"]:
         if call.get("stop_reason") not in ("stop", "", None):
             yield f"{call['node']}: {call['stop_reason']}"

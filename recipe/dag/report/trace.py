@@ -40,6 +40,7 @@ def render(record: Mapping[str, Any], *, agent: str | None = None, full: bool = 
     agents = list(dict.fromkeys(call["agent"] for call in record["calls"]))
     shown = _Shown(None if full else MAX_CHARS, full, record.get("split", "train") == "train")
     parts: list[RenderableType] = [Text(_headline(record), style="bold"), _problem(record, shown)]
+    parts += [Text(line, style="red") for line in _flag_lines(record)]
     for call in record["calls"]:
         if agent not in (None, call["agent"]):
             continue
@@ -53,6 +54,14 @@ def render(record: Mapping[str, Any], *, agent: str | None = None, full: bool = 
         source = f"{fault.get('boundary', '')} fault in {fault.get('where', '')}"
         parts.append(Text(f"ended by a {source}: {fault.get('message', '')}", style="red"))
     return Group(*parts)
+
+
+def _flag_lines(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the run's monitors found in the episode, with the node of the call that it is about."""
+    calls = [*record["calls"], *record.get("dropped", ())]
+    for flag in record.get("flags", ()):
+        node = "" if flag["call"] is None else f"{calls[flag['call']]['node']}: "
+        yield f"flagged {flag['rule']}: {node}{flag['reason']}"
 
 
 @dataclass(frozen=True, slots=True)

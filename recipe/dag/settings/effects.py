@@ -61,6 +61,7 @@ NEEDS: dict[str, Need] = {
         _is_set,
         "it is how often that is called; add {}=file.py:function",
     ),
+    "report.on_flag": ("report.monitors", bool, "no rule is on; add {}=all"),
     "trainer.resume_from_path": (
         "trainer.resume_mode",
         _is_among("resume_path", "force"),

@@ -17,10 +17,11 @@ from recipe.dag.workflow.verl_reads import is_listed
 
 UNLEARNED = {
     "dag": "workflow output_dir platform gpu_memory_gb model_path sandbox.url sandbox.token sandbox.isolation "
-    "sandbox.accept_unsandboxed sandbox.max_concurrent sandbox.margin_s rollout.* validation.* report.* "
-    "data.train_files data.val_files data.train_max_samples data.val_max_samples data.val_overlap data.input_key "
-    "data.label_key data.answer_format data.train_split data.train_name data.val_split data.val_name "
-    "data.add_prompt_suffix trainer.* ray_kwargs.*",
+    "sandbox.accept_unsandboxed sandbox.max_concurrent sandbox.margin_s rollout.* validation.* "
+    "report.conversations_file report.episodes_per_step report.compress report.token_columns report.keep_checkpoints "
+    "report.coach_bias_steps data.train_files data.val_files data.train_max_samples data.val_max_samples "
+    "data.val_overlap data.input_key data.label_key data.answer_format data.train_split data.train_name data.val_split "
+    "data.val_name data.add_prompt_suffix trainer.* ray_kwargs.*",
     "sft": "output_dir platform data.train_files data.val_files data.val_max_samples data.use_dynamic_bsz "
     "data.max_token_len_per_gpu data.micro_batch_size_per_gpu engine.mixed_precision.* checkpoint.* profiler.* "
     "trainer.*",
@@ -50,6 +51,8 @@ def learned_config(run: DictConfig, *, critics: bool) -> dict[str, dict[str, Any
     values, own = learned_values(run, "dag"), run_schema().own
     if run.data.subset.size is None:
         values.pop("data.subset.seed")
+    if run.report.on_flag != "mask":  # a flag changes nothing else
+        values = {key: value for key, value in values.items() if not key.startswith("report.")}
     # verl's other sections are not read, and null counts as absent outside its sections
     outside = {key: value for key, value in values.items() if _section(key, "dag") is None and key in own}
     sections = {"run": {key: value for key, value in outside.items() if value is not None}}

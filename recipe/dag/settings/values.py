@@ -95,6 +95,11 @@ KINDS: dict[str, ValueKind] = {
     "rollout.keep_base": _TRUTH_OR_NULL,
     "report.conversations_file": _TEXT_OR_NULL,
     "report.episodes_per_step": or_null(whole(0)),
+    "report.monitors": ValueKind(
+        "all, or a list [...] of rules and file.py:function",
+        lambda value: value == "all" or isinstance(value, list) and all(map(TEXT.accepts, value)),
+    ),
+    "report.on_flag": one_of("report", "mask", "stop"),
     "validation.n": COUNT,
     "validation.max_samples": or_null(WHOLE),
     "validation.temperature": or_null(FINITE),

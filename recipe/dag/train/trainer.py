@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from recipe.dag.report.curve import draw_curve
 from recipe.dag.report.display import Activity
 from recipe.dag.report.journal import Journal
 from recipe.dag.report.metrics import rollout_metrics, validation_metrics
+from recipe.dag.report.monitors import Monitors
 from recipe.dag.report.phases import PHASES, announce, phase
 from recipe.dag.report.progress import TrainingPasses
 from recipe.dag.report.results import write_results
@@ -94,8 +94,8 @@ class Trainer:
         self.passes = TrainingPasses(enabled=config.rollout.progress)
         self.startup: float | None = None
         """Seconds from the process's start to the first rollout; None before that and once they are reported."""
-        self._dominated: set[str] = set()
         self.starvation = Starvation(workflow)
+        self.monitors = Monitors(config.report.monitors, config.report.on_flag, workflow)
         self.coach_bias = BiasMonitor(int(config.report.coach_bias_steps))
         self.user_metrics = UserMetrics(config, workflow.path)
         self.baselines = RoleBaselines.for_algorithm(workflow.algorithm)
@@ -170,14 +170,14 @@ class Trainer:
         workflow = as_bound(self.workflow, step - 1)
         rollouts = await self.stop.until_asked(self._collect(step, workflow))
         episodes = rollouts.episodes
-        if problem := silent_coach(episodes, workflow):
+        if problem := silent_coach(episodes, workflow) or self.monitors.problem(episodes):
             self.journal.episodes(step, episodes)
             raise UserError(f"step {step}: {problem}")
         metrics = rollout_metrics(
             episodes, workflow, versions={name: policy.version for name, policy in self.policies.items()}
         )
         metrics |= void_metrics(episodes, workflow) | self.resources.metrics() | rollouts.metrics
-        metrics |= self.coach_bias.update(episodes)
+        metrics |= self.coach_bias.update(episodes) | self.monitors.metrics(episodes)
         mark = time.monotonic()
         metrics["timing/rollout"] = mark - started
         metrics["perf/rollout/tokens_per_s"] = metrics["tokens/sampled"] / max(metrics["timing/rollout"], 1e-9)
@@ -223,22 +223,12 @@ class Trainer:
         metrics["timing/step"] = time.monotonic() - started
         self.journal.episodes(step, episodes)
         await self._report(step, metrics)
-        for line in (*self.coach_bias.alarms, *self._dominance(training), *self.starvation.lines(metrics)):
+        for line in (*self.coach_bias.alarms, *self.starvation.lines(metrics, training.dominant_agents())):
             print(f"step {step}: {line}", flush=True)
         if stopped is not None:
             raise stopped
         if self._due(step, self.config.trainer.save_freq):
             await self._save(step)
-
-    def _dominance(self, training: TrainingStep) -> Iterator[str]:
-        """Yield a warning, once per policy, of an agent that has nearly all of its policy's loss."""
-        for policy, (agent, share) in training.dominant_agents().items():
-            if policy not in self._dominated:
-                self._dominated.add(policy)
-                yield (
-                    f"agent {agent} has {share:.0%} of the loss of policy {policy}, so its other agents hardly learn; "
-                    "set `algorithm: {agent_weights: equal}`, or loss_agg: seq-mean-token-mean"
-                )
 
     async def _keep_complete_step(self) -> None:
         """Save the last complete step before an error ends the run, unless it is saved already or checkpoints are
@@ -264,6 +254,7 @@ class Trainer:
             title = f"step {step}: rollout" + f", batch {number + 1}" * bool(number)
             episodes = await roll_out(self.config, runner, samples, n, step, validate=False, title=title)
             penalise_overlong(episodes, workflow, int(self.config.data.max_response_length))
+            self.monitors.flag(episodes)
             return episodes
 
         spec = workflow.episode
@@ -274,7 +265,7 @@ class Trainer:
             train_turns=spec.train_turns,
             keep_unsampled_rewarded=workflow.algorithm.team_value is None,  # a team value reads the episodes themselves
             unscored=workflow.algorithm.unscored_scope,
-            outside_loss=partial(outside_loss, workflow=workflow),
+            outside_loss=lambda episode: outside_loss(episode, workflow) | self.monitors.masked(episode),
         )
         rollouts = await collect(roll_out_batch, to_rows, workflow, groups=self.sampler.batch_size)
         self.batches_consumed += rollouts.batches

@@ -257,6 +257,9 @@ class Episode:
     seconds: float = 0.0
     usage: dict[str, dict[str, float]] = field(default_factory=dict)
     """What the calls of API policies consumed, by policy, attempts that failed included (`Call.usage`)."""
+    flags: list[dict[str, Any]] = field(default_factory=list)
+    """What the rules of `report.monitors` found: `rule`, `reason`, and `call`, its position in `all_calls`; None if the
+    rule flags the episode."""
     before_group: dict[str, Any] | None = None
     """The outcome, the info and the calls' rewards that it had before its group was scored; None if nothing scores
     groups."""
