@@ -58,6 +58,11 @@ examples/test_examples_compare_coach.py::test_what_is_missing_is_trained: takes 
   python examples/compare_coach.py
 examples/test_examples_compare_estimators.py::test_every_run_is_started_as_its_configuration_has_it: takes an hour
   python examples/compare_estimators.py
+episode/test_episode_audit.py::test_attacks_of_ones_own_find_the_hole_of_the_example: its exit code is 1
+  verl-dag audit examples/audit/workflow_contains.yaml --data examples/gallery/questions.jsonl --attacks \
+examples/audit/attacks.py
+episode/test_episode_audit.py::test_no_shipped_recipe_pays_for_an_attack: needs the data of a run
+  verl-dag audit workflows/workflow_retool_ma.yaml --data outputs/retool_ma_tiny/data/test.parquet
 examples/test_examples_gallery.py::test_the_model_is_shown_a_servers_tools_and_calls_them: serves until it is stopped
   python examples/gallery/mcp_server.py --port 8765
 examples/test_examples_games.py::test_the_command_writes_its_table_and_figure: takes a minute

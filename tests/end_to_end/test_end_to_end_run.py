@@ -28,6 +28,7 @@ def test_a_run_measures_and_writes_what_it_promises(whole):
         metrics[step]["canary/main/logprob_diff"] <= 1e-5 and metrics[step]["timing/canary"] > 0 for step in (1, 3)
     )
     assert all(metrics[step]["policy/main/grad_norm"] > 0 for step in (1, 2, 3))
+    assert all(metrics[step]["hack/any"] == 0.0 for step in (1, 2, 3))
     for name in ("results.json", "summary.json", "curve.png", "episodes.jsonl", "tracking.jsonl", "tensorboard"):
         assert (whole / name).exists(), name
     assert launch_of(whole, 1)["resumed_from"] is None

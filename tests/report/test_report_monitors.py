@@ -10,7 +10,7 @@ from rich.console import Console
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.loading.workflow_file import load_workflow
-from recipe.dag.report.episodes import list_episodes
+from recipe.dag.report.episodes import Wanted, list_episodes, select
 from recipe.dag.report.monitors import RULES, Monitors
 from recipe.dag.report.trace import render
 from tests.report.conftest import build_call, build_episode, build_result
@@ -148,3 +148,4 @@ def test_flags_are_shown(monitors):
     record = episode.to_json()
     assert "flagged many_boxes: solver: 4 different boxed answers: 1, 2, 3, 4" in printed(render(record))
     assert "flagged many_boxes" in printed(list_episodes([record]))
+    assert select([record, build_episode().to_json()], Wanted(flagged=True)) == [record]

@@ -65,6 +65,12 @@ def test_a_key_that_needs_another_is_refused_without_it(check, argument, cure, m
     check(f"{argument} {cure}")
 
 
+def test_what_to_do_about_flags_needs_a_rule(check):
+    check("report.on_flag=mask")
+    with pytest.raises(UserError, match=r"^report.on_flag=mask: no rule is on; add report.monitors=all$"):
+        check("report.on_flag=mask report.monitors=[]")
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     [

@@ -53,12 +53,15 @@ class Wanted:
     """An agent that was called."""
     worst: bool = False
     """Those with the least reward first: of `agent`, or in all."""
+    flagged: bool = False
+    """Only those that a monitor flagged."""
 
     def matches(self, record: Mapping[str, Any]) -> bool:
         return (
             self.step in (None, record.get("step"))
             and self.split in (None, record.get("split", "train"))
             and self.uid in (None, record["uid"])
+            and (not self.flagged or bool(record.get("flags")))
             and self.solved in (None, (record.get("outcome") or 0.0) >= SOLVED)
             and (self.agent is None or any(call["agent"] == self.agent for call in record["calls"]))
         )

@@ -22,6 +22,7 @@ def trace(
     step: Annotated[int | None, typer.Option(help="The step; the last one recorded, a page has all.")] = None,
     validation: Annotated[bool | None, typer.Option("--validation/--training", help="One split alone.")] = None,
     solved: Annotated[bool | None, typer.Option("--solved/--unsolved", help="Only such episodes.")] = None,
+    flagged: Annotated[bool, typer.Option("--flagged", help="Only those that a monitor flagged.")] = False,
     uid: Annotated[str | None, typer.Option(help="Only the episodes of this sample, in all steps.")] = None,
     agent: Annotated[str | None, typer.Option(help="Only episodes with this agent, and only its calls.")] = None,
     worst: Annotated[
@@ -41,7 +42,7 @@ def trace(
     from recipe.dag.report.episodes import Wanted, choose, list_episodes, read_records, select
 
     split = None if validation is None else "validation" if validation else "train"
-    wanted = Wanted(step, split, solved, uid, agent, worst)
+    wanted = Wanted(step, split, solved, uid, agent, worst, flagged)
     if output is not None:
         from recipe.dag.report.run_folder import read_run
         from recipe.dag.report.viewer.page import write_page
