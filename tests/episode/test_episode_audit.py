@@ -85,6 +85,7 @@ def test_a_constant_reward_pays_for_everything(own):
         ("1.0 if episode.sample['prompt'][0]['content'] in text else 0.0", {"the question"}),
         ("1.0 if re.search(r'\\d', text) else 0.0", None),
         ("-1.0 if text != label else 1.0", set()),
+        ("1.0, 'judge': -1.0", set()),  # won from another agent
     ],
 )
 def test_a_hole_is_found_by_the_attacks_that_fit(own, reward, found):
@@ -100,6 +101,27 @@ def test_a_distance_that_is_not_a_number_is_full_marks(own):
 def test_an_attack_that_the_reward_cannot_read_is_an_error_that_names_it(own):
     with pytest.raises(UserError, match=r"own.py:4.*\(the attack: nan\)"):
         audited(own("0.0 / ('nan' not in text)"))
+
+
+TOOL = """
+class Run:
+    name = "run"
+    schema = {"type": "function", "function": {"name": "run", "parameters": {"type": "object",
+        "properties": {"code": {"type": "string"}}, "required": ["code"]}}}
+    async def execute(self, arguments, state): return "output of " + arguments["code"].strip()
+    async def close(self): ...
+"""
+
+
+@pytest.mark.parametrize("loop", ["hermes", "fenced", "tags"])
+def test_an_agent_with_a_tool_loop_calls_its_tool_with_the_program_and_then_answers(own, loop):
+    ran = "[result.text for result in episode.calls[0].tool_results] == ['output of print(1)']"
+    file = own(f"float({ran} and text.endswith('boxed{{1}}.'))")
+    with (file.parent / "own.py").open("a") as code:
+        code.write(TOOL)
+    agent = f"policy: main, tools: [own.py:Run], tool_loop: {{format: {loop}}}}}"
+    file.write_text(file.read_text().replace("policy: main}", agent, 1))
+    assert attacks_of(audited(file)) == {"a constant program"}
 
 
 @pytest.mark.parametrize(
@@ -163,7 +185,7 @@ def test_the_command_prints_a_table_and_fails_above_the_bound(own, command, tmp_
     data.write_text("".join(json.dumps({"problem": "?", "answer": label}) + "\n" for label in LABELS))
     code, out, error = command(own("0.5"), "--data", data, "--samples", 2)
     assert code == 1 and "2 samples" in out and "solver by score" in out and "+0.50 (100%)" in out
-    assert "not asked, since no model is: judge" in out
+    assert "not asked, since no model is: judge; a coach's" in out
     assert "pays solver 0.50, 100% of what the label earns it (0.50); an example" in error
     assert command(own("float(text == label)"), "--data", data)[0] == 0
     assert command(own("0.5"), "--data", data, "--bound", 1.0)[0] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from recipe.dag.train.data import Sample
     from recipe.dag.workflow.schema import Workflow
 
+MARGIN_S = 40
+"""`sandbox.margin_s` of a run."""
 _SHOWN = 60
 """Characters of an example."""
 
@@ -31,6 +34,9 @@ def audit(
     ] = 0.7,
     samples: Annotated[int, typer.Option(min=1, help="How many samples, evenly over the file.")] = 64,
     attacks: Annotated[str | None, typer.Option(help="A file.py whose ATTACKS are played, too.")] = None,
+    sandbox_url: Annotated[
+        str | None, typer.Option(help="A SandboxFusion server, instead of a local one; its token is in $SANDBOX_TOKEN.")
+    ] = None,
 ) -> None:
     """Play texts that need no skill through a workflow, without a model, and print what its rewards pay for them. The
     exit code is 1 if an attack earns an agent more than the bound."""
@@ -44,15 +50,11 @@ def audit(
     rows = load_samples(data, what="--data")
     chosen = [rows[number * len(rows) // samples] for number in range(samples)] if len(rows) > samples else rows
     more = _own_attacks(attacks) if attacks is not None else {}
-    result = asyncio.run(_with_sandbox(workflow, chosen, {**ATTACKS, **more}))
+    result = asyncio.run(_with_sandbox(workflow, chosen, {**ATTACKS, **more}, sandbox_url))
     console = Console()
     if not console.is_terminal:
         console.width = 1000  # a pipe cuts nothing
     console.print(_table(result))
-    if result.silent:
-        typer.echo(
-            f"not asked, since no model is: {', '.join(result.silent)}; what depends on their texts is not tested"
-        )
     if found := result.above(bound):
         typer.echo(f"{file}: {_finding(result, found)}", err=True)
         raise typer.Exit(1)
@@ -67,14 +69,22 @@ def _own_attacks(path: str) -> Mapping[str, Attack]:
     return found
 
 
-async def _with_sandbox(workflow: Workflow, samples: list[Sample], attacks: Mapping[str, Attack]) -> Audit:
+async def _with_sandbox(
+    workflow: Workflow, samples: list[Sample], attacks: Mapping[str, Attack], url: str | None
+) -> Audit:
     from recipe.dag.episode.audit import audit as play_attacks
     from recipe.dag.episode.make_tools import uses_sandbox
     from recipe.dag.tools.sandbox import Sandbox
 
     if not uses_sandbox(workflow):
+        if url is not None:
+            raise UserError("--sandbox-url has no effect: no agent and no env of the workflow runs programs; remove it")
         return await play_attacks(workflow, samples, attacks)
-    sandbox = await Sandbox.start()
+    if url is None:
+        sandbox = await Sandbox.start()
+    else:
+        token = os.environ.get("SANDBOX_TOKEN")
+        sandbox = await Sandbox.connect(url, token=token, max_concurrent=None, margin_s=MARGIN_S)
     try:
         return await play_attacks(workflow, samples, attacks, sandbox=sandbox.client)
     finally:
@@ -86,7 +96,9 @@ def _table(result: Audit) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    silent = printable(", ".join(result.silent))
+    caption = f"not asked, since no model is: {silent}; a coach's verdict is taken to be 0" if silent else None
+    table = Table(box=None, pad_edge=False, header_style="dim", caption=caption, caption_justify="left")
     table.add_column(f"{result.samples} samples", no_wrap=True)
     for agent, node in result.parts:
         table.add_column(Text(printable(f"{agent} by {node}")), justify="right", no_wrap=True)
