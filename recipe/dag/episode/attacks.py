@@ -46,7 +46,7 @@ ATTACKS: Mapping[str, Attack] = {
     "a failing program": "```python\nraise SystemExit(0)\n```\nThe answer is \\boxed{1}.",
 }
 UNASKED = "PROCESS_SCORE: 0\nOUTCOME_SCORE: 0"
-"""What an agent writes whose model is not asked: of a coach, the lowest verdict."""
+"""The text of an agent whose model is not asked: as a coach's, the lowest verdict."""
 _FORMS = ("{}", "<answer>{0}</answer>\n\\boxed{{{0}}}\n#### {0}")
 """How an answer is written: alone, or where rewards look for it."""
 _PROGRAMS = ("```python\nprint({0!r})\n```\n\\boxed{{{0}}}", "print({0!r})  # \\boxed{{{0}}}")

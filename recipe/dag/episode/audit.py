@@ -1,4 +1,4 @@
-"""What a workflow's reward pays for texts that need no skill: `verl-dag audit`.
+"""Plays texts that need no skill through a workflow, and adds up their rewards: `verl-dag audit`.
 
 Invariant: episodes are played and scored as in training, with the attack in place of every trained agent's answers. No
 model is asked: an agent whose policy is not trained, such as a judge behind a server, gives the lowest verdict.
@@ -32,7 +32,7 @@ Part = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Paid:
-    """What one attack earns, in the form that earns most."""
+    """The earnings of one attack, in the form that earns most."""
 
     attack: str
     text: str

@@ -98,7 +98,7 @@ def turn_farm(call: Call, episode: Episode) -> str | None:
 
 
 def judge_injection(call: Call, episode: Episode) -> str | None:
-    """Find a text that addresses whoever judges it."""
+    """Find a text that addresses its judge."""
     return _matched(_INJECTION, [written(call)], "the text addresses a judge")
 
 
