@@ -106,6 +106,14 @@ def test_a_finished_run_says_so_before_anything_is_started(project, capsys):
     assert "the checkpoint is at step 3 of 3: nothing to do" in capsys.readouterr().out
 
 
+def test_a_run_that_has_sampled_its_tokens_is_finished(project, capsys):
+    save(project, sampled=50)
+    launch("dag", overrides_of(project, "trainer.total_training_tokens=50"))
+    assert "50 of 50 sampled tokens: nothing to do; raise trainer.total_training_tokens" in capsys.readouterr().out
+    with pytest.raises(Started):
+        launch("dag", overrides_of(project, "trainer.total_training_tokens=51"))
+
+
 def test_an_evaluation_of_a_checkpoint_says_what_is_not_as_in_training(project, capsys):
     folder = save(project)
     for name in ("model", "fixed"):

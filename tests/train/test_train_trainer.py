@@ -114,6 +114,7 @@ def loop(monkeypatch, tmp_path):
             "trainer": {
                 "default_local_dir": str(tmp_path / "checkpoints"),
                 "total_training_steps": 5,
+                "total_training_tokens": None,
                 "val_before_train": False,
                 "save_freq": save_freq,
                 "test_freq": test_freq,
@@ -436,6 +437,21 @@ def test_scores_of_coaches_are_watched_and_the_state_is_kept(loop, tmp_path, mon
     resumed.start = resume.Start(tmp_path, 4, 4, coach_bias=state)
     asyncio.run(resumed._resume())
     assert resumed.coach_bias.state() == state
+
+
+def test_the_step_that_reaches_the_tokens_is_the_last_one(loop, tmp_path):
+    """Each step samples two. The last step is validated and saved, and a resumed run counts the earlier ones."""
+    made, saved = loop(None, save_freq=9, test_freq=9)
+    made.config.trainer.total_training_tokens = 5
+    asyncio.run(made.train())
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], "val/episode/count" in line) for line in lines] == [(1, False), (2, False), (3, True)]
+    assert (saved, saved.infos[-1]["sampled"]) == ([3], 6)
+    resumed, _ = loop(None, save_freq=9)
+    resumed.config.trainer.total_training_tokens = 9
+    resumed.start = resume.Start(tmp_path, 3, 3, sampled=6)
+    asyncio.run(resumed.train())
+    assert reported(tmp_path) == [1, 2, 3, 4, 5] and resumed.sampled == 10
 
 
 def test_states_of_the_users_metrics_and_of_baselines_are_kept_and_restored(loop, tmp_path):

@@ -124,6 +124,7 @@ KINDS: dict[str, ValueKind] = {
     "trainer.n_gpus_per_node": _COUNT_OR_NULL,
     "trainer.nnodes": COUNT,
     "trainer.total_training_steps": COUNT,
+    "trainer.total_training_tokens": _COUNT_OR_NULL,
     "trainer.save_freq": EVERY,
     "trainer.test_freq": EVERY,
     "trainer.default_local_dir": PATH,

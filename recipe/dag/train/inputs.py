@@ -54,18 +54,24 @@ async def training_inputs(config: DictConfig, workflow: Workflow, platform: str,
     fingerprint = await asyncio.to_thread(fingerprint_of, config, workflow, models, train, val)
     start = find_start(config, workflow, fingerprint, samples=len(train), platform=platform)
     stop.way_back = way_back(config, start, 0 if start is None else start.step)
-    total = int(config.trainer.total_training_steps)
-    if start is not None and start.step >= total:
-        print(
-            f"the checkpoint is at step {start.step} of {total}: nothing to do; "
-            "raise trainer.total_training_steps to continue"
-        )
+    if start is not None and (done := _complete(config, start)):
+        print(f"the checkpoint is at {done} to continue")
         return None
     if start is not None:
         check_loadable(start.folder, checkpoint.read(start.folder), config, workflow)
         announce("checking the files of the checkpoint")
         await asyncio.to_thread(checkpoint.check_intact, start.folder, resume_from, needed_to_resume)
     return Inputs(models, train, val, fingerprint, start, subset)
+
+
+def _complete(config: DictConfig, start: Start) -> str:
+    """Return why nothing is left to train, and what to raise; "" if something is."""
+    steps, tokens = int(config.trainer.total_training_steps), config.trainer.total_training_tokens
+    if start.step >= steps:
+        return f"step {start.step} of {steps}: nothing to do; raise trainer.total_training_steps"
+    if tokens is not None and start.sampled >= tokens:
+        return f"{start.sampled:,} of {tokens:,} sampled tokens: nothing to do; raise trainer.total_training_tokens"
+    return ""
 
 
 async def evaluation_inputs(config: DictConfig, workflow: Workflow, platform: str, evaluated: Path | None) -> Inputs:

@@ -34,6 +34,8 @@ class Start:
     step: int
     batches_consumed: int
     """Batches of samples that its steps rolled out."""
+    sampled: int = 0
+    """Tokens that its steps sampled."""
     coach_bias: Mapping[str, Any] = field(default_factory=dict)
     """State of the bias monitor (coach/bias.py)."""
     user_metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -83,7 +85,8 @@ def find_start(run: DictConfig, workflow: Workflow, now: Fingerprint, *, samples
         print(f"warning: accuracies up to step {step} are not comparable with later ones:{lines}", file=sys.stderr)
     usage = totals_of(stored.get("api_usage", {}))
     states = {name: stored.get(name, {}) for name in ("coach_bias", "user_metrics", "role_baselines")}
-    return Start(folder, step, batches_consumed=int(stored.get("drawn", step)), api_usage=usage, **states)
+    counts = {"batches_consumed": int(stored.get("drawn", step)), "sampled": int(stored.get("sampled", 0))}
+    return Start(folder, step, **counts, api_usage=usage, **states)
 
 
 def spent_before(run: DictConfig, start: Start | None, *, evaluate_only: bool) -> Totals:

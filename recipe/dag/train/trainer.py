@@ -75,8 +75,7 @@ class Trainer:
         self.policies, self.mixing, self.start = resources.policies, resources.mixing, inputs.start
         self.runners: dict[tuple[str, ...], EpisodeRunner | SpreadRunner] = {}
         self.runner = self._runner_of(workflow)
-        data = config.data
-        self.sampler = sampler_of(inputs.train, data.train_batch_size, config.seed, data.stratify_key)
+        self.sampler = sampler_of(inputs.train, config.data.train_batch_size, config.seed, config.data.stratify_key)
         self.out = Path(config.output_dir)
         self.checkpoints = Path(config.trainer.default_local_dir)
         self.trained = [policy for policy in self.policies.values() if policy.trained]
@@ -84,6 +83,8 @@ class Trainer:
         self.total = int(config.trainer.total_training_steps)
         self.batches_consumed = 0
         """Batches of samples that the steps so far have rolled out."""
+        self.sampled = 0
+        """Tokens that the steps so far have sampled."""
         self.accuracies: dict[int, float] = {}
         self.faults: dict[str, str] = {}
         """Most frequent faults of the current step, for its step line."""
@@ -132,8 +133,7 @@ class Trainer:
         if step < self.total:
             return
         if self.accuracies:
-            first, last = min(self.accuracies), max(self.accuracies)
-            before, after = self.accuracies[first], self.accuracies[last]
+            (first, before), (last, after) = (f(self.accuracies.items()) for f in (min, max))
             print(f"validation accuracy {before:.3f} at step {first}, {after:.3f} at step {last}")
         curve = "" if self.curve_fault else ", curve.png"
         print(f"results: {self.out}/results.json, summary.json, metrics.jsonl, episodes.jsonl{curve}")
@@ -178,6 +178,9 @@ class Trainer:
         )
         metrics |= void_metrics(episodes, workflow) | self.resources.metrics() | rollouts.metrics
         metrics |= self.coach_bias.update(episodes) | self.monitors.metrics(episodes)
+        self.sampled += int(metrics["tokens/sampled"])
+        if (limit := self.config.trainer.total_training_tokens) is not None and self.sampled >= limit:
+            self.total = step
         mark = time.monotonic()
         metrics["timing/rollout"] = mark - started
         metrics["perf/rollout/tokens_per_s"] = metrics["tokens/sampled"] / max(metrics["timing/rollout"], 1e-9)
@@ -293,10 +296,8 @@ class Trainer:
     async def _validate(self, step: int) -> dict[str, float]:
         started = time.monotonic()
         samples = [(sample, f"val-{index}") for index, sample in enumerate(self.inputs.val)]
-        n = self.config.validation.n
-        episodes = await roll_out(
-            self.config, self.runner, samples, n, step, validate=True, title=f"step {step}: validation"
-        )
+        n, title = self.config.validation.n, f"step {step}: validation"
+        episodes = await roll_out(self.config, self.runner, samples, n, step, validate=True, title=title)
         write_results(self.out, episodes, self.workflow)
         self.journal.episodes(step, episodes, split="validation")
         metrics = validation_metrics(episodes, self.workflow)
@@ -320,13 +321,12 @@ class Trainer:
 
     def _run_info(self) -> dict:
         """Return what a checkpoint's run.json says about the run."""
-        critics = [policy.name for policy in self.trained if policy.critic]
-        references = [policy.name for policy in self.trained if policy.renews_reference]
         return {
             "policies": {p.name: p.workers.world_size for p in self.trained},
-            **({"critics": critics} if critics else {}),
-            **({"references": references} if references else {}),
+            "critics": [policy.name for policy in self.trained if policy.critic],
+            "references": [policy.name for policy in self.trained if policy.renews_reference],
             "drawn": self.batches_consumed,
+            "sampled": self.sampled,
             "coach_bias": self.coach_bias.state(),
             **({"user_metrics": state} if (state := self.user_metrics.state) else {}),
             **({"role_baselines": self.baselines.state} if self.baselines is not None else {}),
@@ -354,7 +354,7 @@ class Trainer:
     async def _resume(self) -> int:
         if self.start is None:
             return 0
-        folder, self.batches_consumed = self.start.folder, self.start.batches_consumed
+        folder, self.batches_consumed, self.sampled = self.start.folder, self.start.batches_consumed, self.start.sampled
         self.coach_bias.restore(self.start.coach_bias)
         self.user_metrics.state = dict(self.start.user_metrics)
         if self.baselines is not None:
