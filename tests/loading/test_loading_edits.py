@@ -71,6 +71,21 @@ def test_short_keys_and_removed_ones(edited):
     assert workflow.algorithm.estimator == "reinforce_pp"
 
 
+def test_a_node_is_removed_and_mistakes_in_later_ones_are_not_blamed_on_it(tmp_path):
+    (tmp_path / "score.py").write_text("def score(episode): ...\n")
+    team = "  - {id: team, reward: score.py:score, after: check}\n"
+    (tmp_path / "w.yaml").write_text(WORKFLOW.replace("  - {id: pay", f"{team}  - {{id: pay"))
+
+    def edited(*arguments: str):
+        return load_edited(tmp_path / "w.yaml", split_edits(arguments)[1])
+
+    assert [node.id for node in edited("~workflow.nodes.team").reward_nodes] == ["pay"]
+    with pytest.raises(UserError, match="^workflow.nodes.pay.after=chek: .*no node `chek`"):
+        edited("~workflow.nodes.team", "workflow.nodes.pay.after=chek")
+    with pytest.raises(UserError, match="(?m)~workflow.nodes.solve: .*no node `solve`"):
+        edited("workflow.algorithm.epochs=2", "~workflow.nodes.solve")
+
+
 LONG = """\
 dag_id: pair
 agents: [{name: solver, policy: main}, {name: checker, policy: main}]

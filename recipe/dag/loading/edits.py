@@ -146,7 +146,7 @@ def _paths(data: dict[str, Any], edit: Edit) -> Iterator[KeyPath]:
         hint = did_you_mean(rest[0], names)
         raise UserError(f"{edit.argument}: no {kind} `{rest[0]}`{hint} (`{EVERY}`: all of them)")
     name, *inner = rest
-    if not inner and edit.removes and block == "policies" and name != EVERY:
+    if not inner and edit.removes and block in ("nodes", "policies") and name != EVERY:
         yield block, names[name]
         return
     if not inner:

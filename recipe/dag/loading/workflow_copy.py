@@ -60,7 +60,7 @@ class WorkflowCopy:
         """Return whether the key exists; its value may be None."""
         *parents, last = path
         container = self.get(*parents)
-        return isinstance(container, dict) and last in container
+        return last in container if isinstance(container, dict) else isinstance(container, list)
 
     def set(self, path: KeyPath, value: Any, argument: str) -> None:
         """Set the value at `path`, for `argument`. Raises UserError if a parent of the key is not a mapping."""
@@ -79,8 +79,10 @@ class WorkflowCopy:
         """Remove the key at `path`, for `argument`, if it has a value."""
         *parents, last = path
         if self.get(*path) is not None:
-            self.get(*parents).pop(last)
-            self._changes[render_path(path)] = argument, None
+            removed = self.get(*parents).pop(last)
+            # a node is known by its name, since later nodes take its place in the list
+            named = (*parents, removed["id"]) if isinstance(last, int) else path
+            self._changes[render_path(named)] = argument, named[-1] if named is not path else None
 
     def trained(self) -> list[KeyPath]:
         """Return the paths of the policies that are trained: neither frozen nor behind an API nor a past self."""
