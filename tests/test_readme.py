@@ -54,21 +54,20 @@ examples/test_examples_docker.py::test_the_image_has_the_environment_of_the_scri
   docker run --rm --gpus all --ipc host -v /shared/huggingface:/models -v "$PWD/data:/verl-dag/data" \
 -v "$PWD/outputs:/verl-dag/outputs" -e MODEL_PATH=Qwen/Qwen2.5-3B-Instruct -e WANDB_API_KEY verl-dag \
 bash recipe/retool_ma/run_qwen2_5-3b.sh
-examples/test_examples_compare_coach.py::test_what_is_missing_is_trained: takes half an hour
-  python examples/compare_coach.py
-examples/test_examples_compare_estimators.py::test_every_run_is_started_as_its_configuration_has_it: takes an hour
-  python examples/compare_estimators.py
 episode/test_episode_audit.py::test_attacks_of_ones_own_find_the_hole_of_the_example: its exit code is 1
   verl-dag audit examples/audit/workflow_contains.yaml --data examples/gallery/questions.jsonl --attacks \
 examples/audit/attacks.py
 episode/test_episode_audit.py::test_no_shipped_recipe_pays_for_an_attack: needs the data of a run
   verl-dag audit workflows/workflow_retool_ma.yaml --data outputs/retool_ma_tiny/data/test.parquet
+test_shipped.py::test_every_arm_of_a_study_starts_a_run_that_passes_all_checks: takes up to an hour
+  verl-dag study examples/studies/team.yaml
+  verl-dag study examples/studies/estimators.yaml
+  verl-dag study examples/studies/coach_mathchat.yaml
+  verl-dag study examples/games/studies/played_anti_coordination.yaml
 examples/test_examples_gallery.py::test_the_model_is_shown_a_servers_tools_and_calls_them: serves until it is stopped
   python examples/gallery/mcp_server.py --port 8765
-examples/test_examples_games.py::test_the_command_writes_its_table_and_figure: takes a minute
-  python examples/games/compare.py
-examples/test_examples_games_curves.py::test_seeds_of_a_game_are_one_line_over_the_steps_that_all_have: needs runs
-  python examples/games/curves.py
+examples/test_examples_games.py::test_the_last_arm_of_a_study_is_played_and_measured: takes a minute
+  verl-dag study examples/games/studies/exact_climbing.yaml
 examples/test_examples_sandbox.py::test_mixed_jobs_are_answered_right_and_nothing_grows: takes minutes
   python examples/soak_sandbox.py
 examples/test_examples_sandbox.py::test_nothing_is_left_of_servers_that_are_killed: takes minutes

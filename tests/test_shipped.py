@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from recipe.dag.app.preflight import check_run
+from recipe.dag.app.study import plans, read_study
 from recipe.dag.core.errors import UserError
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.settings.compose import CONFIG_FOLDER, compose_config
@@ -27,6 +29,7 @@ PROFILES = sorted(CONFIG_FOLDER.glob("profile/*.yaml"))
 SCRIPTS = sorted(
     [*ROOT.glob("recipe/**/*.sh"), *ROOT.glob("examples/**/*.sh"), ROOT / "tests" / "run.sh", ROOT / ".ci" / "run"]
 )
+STUDIES = sorted([*ROOT.glob("examples/studies/*.yaml"), *ROOT.glob("examples/games/studies/*.yaml")])
 REQUIRED = ["workflow=w.yaml", "data.train_files=train.parquet"]
 
 
@@ -313,11 +316,11 @@ def test_the_arms_of_kuhn_poker_have_runs_and_workflows_of_their_own(arm, workfl
 
 def test_the_games_run_takes_names_and_beginnings_of_names(started):
     script = ROOT / "examples" / "games" / "run_tiny_cpu.sh"
-    calls = [words for _, words in started(script, "climbing", "relay_4", SEED="1") if "pip" not in words]
+    calls = [words for _, words in started(script, "climbing", "a=1", "relay_4", SEED="1") if "pip" not in words]
     trained = [words for words in calls if "recipe.dag.main" in words]
     names = [word.partition("=")[2] for words in trained for word in words if "experiment_name" in word]
     plays = ("climbing_simultaneous", "climbing_sequential", "climbing_fast_follower", "relay_4")
-    assert names == [f"games_{play}_seed1" for play in plays]
+    assert names == [f"games_{play}_seed1" for play in plays] and {words[-1] for words in trained} == {"a=1"}
     files = [word.partition("=")[2] for words in trained for word in words if word.startswith("workflow=")]
     assert (
         all((ROOT / file).is_file() for file in files[:3]) and files[3] == "outputs/games_relay_4_seed1/workflow.yaml"
@@ -327,6 +330,30 @@ def test_the_games_run_takes_names_and_beginnings_of_names(started):
     assert (wrong.returncode, wrong.stdout) == (2, "") and "chess: unknown game; choose from anti" in wrong.stderr
     asked = subprocess.run(["bash", script, "--help"], capture_output=True, text=True)
     assert (asked.returncode, asked.stderr) == (0, "") and "run_tiny_cpu.sh [GAME ...]" in asked.stdout
+
+
+@pytest.mark.parametrize("file", STUDIES, ids=relative)
+def test_every_arm_of_a_study_starts_a_run_that_passes_all_checks(file, started, tmp_path, monkeypatch):
+    monkeypatch.setenv("COACH_URL", "http://localhost:1/v1")
+    monkeypatch.setenv("COACH_MODEL", "judge")
+    study = read_study(file)
+    for plan in plans(study, file, tmp_path):
+        if plan.seed != study.seeds[-1] or plan.program[0] != "bash":
+            assert Path(plan.program[1]).is_file()
+            continue
+        env = {"SEED": str(plan.seed), "COACH_URL": "http://localhost:1/v1"}
+        calls = started(*plan.program[1:], *plan.settings, **env)
+        model, words = next(call for call in calls if "recipe.dag.main" in call[1])
+        assert [words for _, words in calls if "recipe.tiny.build" in words and str(plan.seed) in words]
+        monkeypatch.setenv("MODEL_PATH", model)
+        _, _, _, folder, _, name, *settings = words
+        for words in (words for _, words in calls if "examples/games/sized.py" in words):
+            sized = tmp_path / "workflow.yaml"
+            subprocess.run([sys.executable, *words[:-1], str(sized)], cwd=ROOT, check=True)
+            settings.append(f"workflow={sized}")
+        checked = check_run(name, settings, Path(folder))
+        assert checked.config.output_dir == str(plan.folder) and checked.config.seed == plan.seed
+        assert checked.config.trainer.total_training_tokens == study.tokens
 
 
 def test_the_fast_tests_exist():

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Small games, played by 1M-parameter models that know only the letters, with the real trainer.
-#   bash examples/games/run_tiny_cpu.sh [GAME ...]          SEED=1 for another seed
+#   bash examples/games/run_tiny_cpu.sh [GAME ...] [hydra overrides]          SEED=1 for another seed
 # GAME is a name in the list below or its beginning (`climbing` plays three games); without it, all games are played,
 # which takes long. relay_K has 2 to 5 symbols, additive_N and additive_vdn_N have 2 to 8 players. Runs are written to
-# outputs/games_GAME, a table and a figure of all played games to outputs/games. Run the same command again to resume.
+# outputs/games_GAME. Run the same command again to resume.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . recipe/dag/scripts/arguments.sh
@@ -13,8 +13,11 @@ games="anti_coordination_shared anti_coordination_role_token anti_coordination_s
   climbing_simultaneous climbing_sequential climbing_fast_follower
   relay_2 relay_3 relay_4 relay_5
   additive_2 additive_4 additive_8 additive_vdn_2 additive_vdn_4 additive_vdn_8"
-chosen=""
-for word in ${*:-$games}; do
+chosen="" names=() settings=()
+for word in "$@"; do
+  if is_setting "$word"; then settings+=("$word"); else names+=("$word"); fi
+done
+for word in ${names[*]:-$games}; do
   case $word in
     relay_[2-5] | additive_[2-8] | additive_vdn_[2-8]) matches=$word ;;
     *) matches=""; for game in $games; do case $game in "$word" | "$word"_*) matches="$matches $game" ;; esac; done ;;
@@ -35,6 +38,6 @@ for game in $chosen; do
   esac
   make_model "$name" "$seed" "$workflow" examples/games/teacher.py:Teacher --problems 1024 --steps 100
   (train "$name" "$seed" "$workflow" examples/games/config \
-    data.train_files=outputs/games_data/train.parquet data.val_files=outputs/games_data/test.parquet)
-  python examples/games/curves.py
+    data.train_files=outputs/games_data/train.parquet data.val_files=outputs/games_data/test.parquet \
+    ${settings[@]+"${settings[@]}"})
 done

@@ -1,13 +1,23 @@
 """Tabular learners with exact gradients, so that differences are due to the method and not to sampling noise.
 
+    python examples/games/tabular.py climbing sequential 10 seed=0 output_dir=outputs/climbing
+
+Plays a game from PLAYS starts and writes metrics.jsonl as a run does: `payoff` and `best`, the share of plays that
+found the best payoff, after each update; for the additive game `updates`, how many it took. The arms of
+`studies/exact_*.yaml` are such commands.
+
 Only the additive game is sampled, because it is about that noise. Invariant: all randomness comes from the seed; many
-seeds are one batch.
+starts are one batch.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import random
+import sys
+from collections.abc import Sequence
+from statistics import fmean
 
 import torch
 from payoffs import ANTI_COORDINATION, CLIMBING, SEPARATING, value
@@ -16,7 +26,11 @@ from torch import Tensor
 from recipe.dag.credit.happo import advance, log_ratio, update_order, weigh
 from recipe.dag.credit.joint_advantages import Siblings, baseline_inputs, counterfactual
 from recipe.dag.credit.mixer import VDN
+from recipe.dag.report.journal import Journal
 
+PLAYS = 20
+BEST = {"separating": 2.0, "climbing": 11.0, "anti_coordination": 1.0, "relay": 1.0}
+"""The highest payoff, by game."""
 JOINT = list(itertools.product((0, 1), (0, 1)))
 
 
@@ -73,29 +87,31 @@ def _move(p: float, gain: float, trust: float) -> float:
     return min(1.0, p * (1 + trust)) if gain > 0 else 1 - min(1.0, (1 - p) * (1 + trust))
 
 
-def climbing(seeds: int, updates: int = 6000, *, sequential: bool, follower: float = 1.0, lr: float = 0.1) -> Tensor:
-    """Return the final payoffs [seeds] of softmax policies under the exact gradient.
+def climbing(
+    seeds: int, updates: int = 6000, *, sequential: bool, follower: float = 1.0, lr: float = 0.1, seed: int = 0
+) -> Tensor:
+    """Return the payoffs [updates + 1, seeds] of softmax policies under the exact gradient.
 
     `sequential`: the second agent sees the first one's action. `follower`: the second agent's learning rate relative to
     the first one's.
     """
-    first = _noise((seeds, 3), 0.5, 0)
-    second = _noise((seeds, 3, 3) if sequential else (seeds, 1, 3), 0.5, 1)
-    for _ in range(updates):
+    first, payoffs = _noise((seeds, 3), 0.5, 2 * seed), []
+    second = _noise((seeds, 3, 3) if sequential else (seeds, 1, 3), 0.5, 2 * seed + 1)
+    for _ in range(updates + 1):
         p, q = first.softmax(-1), second.softmax(-1)
         of_first = (CLIMBING * q).sum(-1)
         payoff = (p * of_first).sum(-1, keepdim=True)
+        payoffs.append(payoff[:, 0])
         if sequential:
             slope = p.unsqueeze(-1) * q * (CLIMBING - of_first.unsqueeze(-1))
         else:
             slope = q * ((p @ CLIMBING).unsqueeze(1) - payoff.unsqueeze(-1))
         first = first + lr * p * (of_first - payoff)
         second = second + lr * follower * slope
-    p, q = first.softmax(-1), second.softmax(-1)
-    return (p * (CLIMBING * q).sum(-1)).sum(-1)
+    return torch.stack(payoffs)
 
 
-def anti_coordination(seeds: int, updates: int = 400, *, layout: str, lr: float = 1.0) -> Tensor:
+def anti_coordination(seeds: int, updates: int = 400, *, layout: str, lr: float = 1.0, seed: int = 0) -> Tensor:
     """Return the payoffs [updates + 1, seeds] under exact gradients. `layout`: `shared` (one policy for both agents),
     `role token` (one policy that sees the role) or `separate` (two policies)."""
     width = {"shared": 1, "role token": 3, "separate": 2}[layout]
@@ -104,7 +120,7 @@ def anti_coordination(seeds: int, updates: int = 400, *, layout: str, lr: float 
         "role token": [[1.0, 1.0, 0.0], [1.0, 0.0, 1.0]],
         "separate": [[1.0, 0.0], [0.0, 1.0]],
     }[layout]
-    weights, inputs, payoffs = _noise((seeds, width), 0.1, 0), torch.tensor(features, dtype=torch.float64), []
+    weights, inputs, payoffs = _noise((seeds, width), 0.1, seed), torch.tensor(features, dtype=torch.float64), []
     for _ in range(updates + 1):
         weights = weights.detach().requires_grad_(True)
         p = torch.sigmoid(weights @ inputs.T)
@@ -115,19 +131,21 @@ def anti_coordination(seeds: int, updates: int = 400, *, layout: str, lr: float 
     return torch.stack(payoffs)
 
 
-def relay(seeds: int, symbols: int, updates: int = 6000, *, lr: float = 2.0) -> Tensor:
-    """Return the final payoffs [seeds] of the relay, in which the first agent sees a number and says a symbol, and the
-    second one sees the symbol and guesses the number. Independent policies, exact gradients."""
-    speak, guess = (_noise((seeds, symbols, symbols), 0.5, seed) for seed in (0, 1))
-    for _ in range(updates):
+def relay(seeds: int, symbols: int, updates: int = 6000, *, lr: float = 2.0, seed: int = 0) -> Tensor:
+    """Return the payoffs [updates + 1, seeds] of the relay, in which the first agent sees a number and says a symbol,
+    and the second one sees the symbol and guesses the number. Independent policies, exact gradients."""
+    speak, guess = (_noise((seeds, symbols, symbols), 0.5, 2 * seed + player) for player in (0, 1))
+    payoffs = []
+    for _ in range(updates + 1):
         s, g = speak.softmax(-1), guess.softmax(-1)
         right_by_symbol = g.transpose(1, 2)
         right = (s * right_by_symbol).sum(-1, keepdim=True)
+        payoffs.append(right.sum((1, 2)) / symbols)
         symbol_given_number = s.transpose(1, 2)
         slope = g * (symbol_given_number - (g * symbol_given_number).sum(-1, keepdim=True))
         speak = speak + lr * s * (right_by_symbol - right) / symbols
         guess = guess + lr * slope / symbols
-    return (speak.softmax(-1) * guess.softmax(-1).transpose(1, 2)).sum((1, 2)) / symbols
+    return torch.stack(payoffs)
 
 
 def additive(agents: int, *, mixer: bool, seed: int, group: int = 8, lr: float = 0.5, most: int = 400) -> int:
@@ -164,3 +182,38 @@ def _least_squares(actions: Tensor, rewards: Tensor) -> Tensor:
     # a small ridge keeps the system solvable if an agent always chose the same action
     gram = inputs.T @ inputs + 1e-3 * torch.eye(actions.shape[1], dtype=torch.float64)
     return torch.linalg.solve(gram, inputs.T @ (rewards - rewards.mean()))
+
+
+def play(game: str, method: Sequence[str], seed: int) -> Tensor:
+    """Return the payoffs [updates + 1, PLAYS]. Raises KeyError for an unknown game."""
+    if game == "separating":
+        rng, sequential, trust = random.Random(seed), method[0] == "happo", float(method[1])
+        starts = [(rng.uniform(0.2, 0.4), rng.uniform(0.2, 0.4)) for _ in range(PLAYS)]
+        return torch.tensor([separating(start, 20, trust=trust, sequential=sequential) for start in starts]).T
+    if game == "climbing":
+        return climbing(PLAYS, sequential=method[0] == "sequential", follower=float([*method, 1][1]), seed=seed)
+    if game == "anti_coordination":
+        return anti_coordination(PLAYS, layout=" ".join(method), seed=seed)
+    return {"relay": relay}[game](PLAYS, int(method[0]), seed=seed)
+
+
+def main(arguments: Sequence[str]) -> None:
+    game, *method = [word for word in arguments if "=" not in word]
+    settings = dict(word.split("=", 1) for word in arguments if "=" in word)
+    seed, journal = int(settings["seed"]), Journal(settings["output_dir"])
+    torch.set_num_threads(1)  # the tensors are tiny
+    journal.truncate_after(-1)
+    if game == "additive":
+        seeds = range(PLAYS * seed, PLAYS * (seed + 1))
+        updates = fmean(additive(int(method[1]), mixer=method[0] == "vdn", seed=start) for start in seeds)
+        journal.metrics(0, {"updates": updates})
+        return
+    payoffs = play(game, method, seed)
+    every = max(1, len(payoffs) // 100)
+    for update in range(0, len(payoffs), every):
+        found = (payoffs[update] > 0.95 * BEST[game]).double().mean().item()
+        journal.metrics(update, {"payoff": payoffs[update].mean().item(), "best": found})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -71,7 +71,15 @@ _panel(
     algorithms=workflow_files.algorithms,
     import_=workflow_files.import_,
 )
-_panel("Train and evaluate", run=runs.run, train=runs.train, sft=runs.sft, eval=runs.evaluate, merge=runs.merge)
+_panel(
+    "Train and evaluate",
+    run=runs.run,
+    train=runs.train,
+    sft=runs.sft,
+    eval=runs.evaluate,
+    study=runs.study,
+    merge=runs.merge,
+)
 _panel("Read results", trace=records.trace, compare=records.compare, pass_at_k=records.pass_at_k)
 _panel("This machine", doctor=machine.doctor, serve=machine.serve_model)
 

@@ -68,7 +68,7 @@ def write_run_record(
         partial = Path(tempfile.mkdtemp(dir=folder, prefix=".partial_"))
         try:
             partial.chmod(0o755)
-            _write_json(partial / "launch.json", {**_surroundings(), **launch})
+            _write_json(partial / "launch.json", {**surroundings(), **launch})
             with (partial / "config.yaml").open("w", encoding="utf-8") as file:
                 yaml = YAML(typ="safe")
                 yaml.default_flow_style = False
@@ -118,7 +118,7 @@ def _write_json(path: Path, data: Mapping[str, Any]) -> None:
     path.write_bytes(to_json(without_secrets(data), indent=1) + b"\n")
 
 
-def _surroundings() -> dict[str, Any]:
+def surroundings() -> dict[str, Any]:
     return {
         "command": command_without_secrets(list(getattr(sys, "orig_argv", sys.argv))),
         "folder": os.getcwd(),

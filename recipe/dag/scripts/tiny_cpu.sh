@@ -52,5 +52,6 @@ tiny_run() {
   python recipe/tiny/arithmetic.py --local_dir "outputs/$name/data" $data_options --test_size 64 --seed "$seed"
   # shellcheck disable=SC2086
   make_model "$name" "$seed" "$workflow" "recipe/$recipe/teacher.py:Teacher" $model_options
-  train "$name" "$seed" "$workflow" "recipe/$recipe/config" "$@"
+  train "$name" "$seed" "$workflow" "recipe/$recipe/config" data.train_files="outputs/$name/data/train.parquet" \
+    data.val_files="outputs/$name/data/test.parquet" "$@"
 }

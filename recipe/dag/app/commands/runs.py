@@ -175,6 +175,27 @@ def evaluate(
     )
 
 
+def study(
+    file: Annotated[Path, typer.Argument(help="A study file: arms, seeds, tokens.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of runs and report. (default: outputs/FILE's name)")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once.")] = 1,
+    only_report: Annotated[bool, typer.Option("--only-report", help="Run nothing: report the finished runs.")] = False,
+) -> None:
+    """Train the arms of a study, several seeds each, at equal sampled tokens, and compare them: table.md, table.tex,
+    figure.png, manifest.json. The same command goes on after an interruption; finished runs are not repeated."""
+    from rich.console import Console
+
+    from recipe.dag.app.study import run_study
+    from recipe.dag.report.study import table
+
+    output = output or Path("outputs") / file.stem
+    figures = run_study(file, output, jobs=jobs, only_report=only_report)
+    Console().print(table(figures))
+    typer.echo(f"{output}: table.md, table.tex, figure.png, manifest.json")
+
+
 def merge(
     adapter: Annotated[
         Path, typer.Argument(metavar="ADAPTER", help="A folder of PEFT, such as global_step_N/POLICY/actor.")
