@@ -18,9 +18,27 @@ if TYPE_CHECKING:
 
 def first_sample(path: str) -> dict[str, Any]:
     """Return the first sample of a data file. Raises UserError."""
+    return first_samples(path, 1)[0]
+
+
+def first_samples(path: str, count: int) -> list[dict[str, Any]]:
+    """Return the first samples of a data file. Raises UserError."""
     from recipe.dag.train.data import load_samples
 
-    return dict(load_samples(path, max_samples=1, what="--data")[0])
+    return [dict(sample) for sample in load_samples(path, max_samples=count, what="--data")]
+
+
+def predict_reuse(workflow: Workflow, config: DictConfig | None, data: str | None) -> list[str]:
+    """Play two problems without a model, and return what a prefix cache would have read, as lines. Raises UserError."""
+    from recipe.dag.episode.rehearsal import SAMPLE, rehearse
+    from recipe.dag.report.reuse import lines_of, reuse_by_node
+
+    asked = ("Which number is the larger one, 12 or 21?", "How many of the 30 apples are left?")
+    made_up = [SAMPLE | {"prompt": [{"role": "user", "content": question}]} for question in asked]
+    answers = [f"{word * 8} The answer is \\boxed{{{{{{right}}}}}}." for word in ("first ", "other ")]
+    problems = [rehearse(workflow, sample, answers) for sample in (first_samples(data, 2) if data else made_up)]
+    n = 8 if config is None else int(config.actor_rollout_ref.rollout.n)
+    return list(lines_of(reuse_by_node(problems, n), n))
 
 
 def short_form_hint(file: str) -> str | None:

@@ -136,10 +136,10 @@ class NoSandbox:
     async def close(self) -> None: ...
 
 
-def rehearse(workflow: Workflow, sample: Mapping[str, Any] = SAMPLE) -> list[Episode]:
-    """Return one finished episode per answer in `ANSWERS`. Raises UserError for an error of the user's code, with its
-    file and line."""
-    return asyncio.run(_rehearse(workflow, dict(sample)))
+def rehearse(workflow: Workflow, sample: Mapping[str, Any] = SAMPLE, answers: Sequence[str] = ANSWERS) -> list[Episode]:
+    """Return one finished episode per answer, in which `{right}` is the truth and `{wrong}` is not. Raises UserError
+    for an error of the user's code, with its file and line."""
+    return asyncio.run(_rehearse(workflow, dict(sample), answers))
 
 
 def strict(workflow: Workflow) -> Workflow:
@@ -159,7 +159,7 @@ def with_all_tokens(workflow: Workflow) -> Workflow:
     return workflow.model_copy(update={"agents": tuple(agents)})
 
 
-async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]:
+async def _rehearse(workflow: Workflow, sample: dict[str, Any], answers: Sequence[str]) -> list[Episode]:
     workflow = with_stand_ins(with_all_tokens(strict(workflow)))
     sandbox, tokenizer = cast(SandboxClient, NoSandbox()), CharacterTokenizer()
     tools = make_tools(workflow, sandbox, online=False)
@@ -172,7 +172,7 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
             by_agent[agent.name] = tool_request(agent, agent_tools[0])
     episodes = []
     try:
-        for index, answer in enumerate(_answers(sample)):
+        for index, answer in enumerate(_filled(answers, sample)):
             endpoint = PolicyEndpoint(Script(tokenizer, answer, requests, by_agent), tokenizer, MAX_TOKENS)
             runner = EpisodeRunner(workflow, dict.fromkeys(workflow.policies, endpoint), tools, seed=0, sandbox=sandbox)
             episodes.append(await runner.run(sample, "rehearsal", index, step=0))
@@ -185,10 +185,10 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any]) -> list[Episode]
     return episodes
 
 
-def _answers(sample: Mapping[str, Any]) -> list[str]:
+def _filled(answers: Sequence[str], sample: Mapping[str, Any]) -> list[str]:
     truth = sample.get("ground_truth")
     right = truth if isinstance(truth, str) and 0 < len(truth) <= _LONGEST_TRUTH else "1"
-    return [answer.format(right=right, wrong="0" if right != "0" else "1") for answer in ANSWERS]
+    return [answer.format(right=right, wrong="0" if right != "0" else "1") for answer in answers]
 
 
 def _check_estimator(workflow: Workflow, episodes: Sequence[Episode]) -> None:

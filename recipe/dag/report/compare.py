@@ -105,17 +105,18 @@ def lines_of(comparison: Mapping[str, Any]) -> list[str]:
         [row["run"], str(row["step"]), f"{row['training_tokens']:,}", *(_shown(key, row.get(key)) for key in MEASURES)]
         for row in comparison["runs"]
     ]
-    widths = [max(len(row[column]) for row in [heading, *rows]) for column in range(len(heading))]
-    table = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [heading, *rows]
-    ]
     return [
         f"Each run at its last validation after at most {comparison['budget']:,} generated tokens of training.",
-        *table,
+        *aligned([heading, *rows]),
         "Calls and tokens per episode of that validation; code pass: share of programs that ran without an error; "
         "invalid: share of tool calls that could not be run.",
     ]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table whose columns are as wide as their longest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _weighted(pairs: Iterable[tuple[float, float]]) -> float | None:

@@ -116,18 +116,25 @@ def plan(
             help="Memory of each GPU, GB (10^9 bytes). (default: this machine's)",
         ),
     ] = None,
+    reuse: Annotated[
+        bool, typer.Option("--reuse", help="Show instead what a prefix cache saves of each node's prompts.")
+    ] = False,
+    data: Annotated[str | None, typer.Option(help="With --reuse: problems to play, in place of made-up ones.")] = None,
     config_path: ConfigPath = None,
     config_name: ConfigName = "dag",
 ) -> None:
     """Show what a workflow will do: agents, policies, order, training chain, token budget, and whether the run fits
     the memory of each GPU, for a configuration (--config-name, key=value ...)."""
-    from recipe.dag.app.inspection import estimate_memory, open_planned
+    from recipe.dag.app.inspection import estimate_memory, open_planned, predict_reuse
     from recipe.dag.workflow import render
     from recipe.dag.workflow.plan import make_plan
 
     renderers = {"text": render.to_text, "mermaid": render.to_mermaid, "json": render.to_json}
     workflow, config = open_planned(file, overrides or [], config_name, config_path, gpu_gb)
     _warn(workflow.warnings)
+    if reuse:
+        typer.echo("\n".join(predict_reuse(workflow, config, data)))
+        return
     planned = make_plan(workflow).model_copy(update=estimate_memory(workflow, config, gpu_gb))
     typer.echo(renderers["mermaid" if mermaid else output_format](planned))
 
