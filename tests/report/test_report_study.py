@@ -55,6 +55,22 @@ def test_a_measurement_has_the_tokens_that_its_weights_were_trained_with(tmp_pat
     assert found.hours == pytest.approx(0.5) and found.gpus == 0
 
 
+def test_hours_of_gpus_are_those_of_all_of_them(tmp_path):
+    folder = run_in(tmp_path / "run", {0: 0.25, 3: 0.75}, solved="1110")
+    record = folder / "run" / "1"
+    record.mkdir(parents=True)
+    (record / "launch.json").write_text('{"platform": "cuda"}')
+    (record / "config.yaml").write_text("trainer: {nnodes: 2, n_gpus_per_node: 4}")
+    heading, cells = rows(Figures("One?", METRICS, [0], {"team": [read_result(folder, METRICS)]}))
+    assert (heading[-1], cells[-1]) == ("GPU-hours, all seeds", "4.00")
+
+
+def test_one_pair_has_a_difference_and_no_interval():
+    figures = Figures("Payoff?", ["val/accuracy"], [0], {"first": [result("0")], "second": [result("1")]})
+    heading, _, second = rows(figures)
+    assert second[heading.index("minus first")] == "+1.000" and "95% interval" not in heading
+
+
 def test_runs_without_tokens_have_their_steps_and_several_metrics_their_mean(tmp_path):
     lines = [{"step": s, "agent/a/reward/mean": s, "agent/b/reward/mean": s + 1.0} for s in (0, 50)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -116,7 +116,7 @@ def _gpus(run: Run) -> int:
     if run.launch.get("platform") != "cuda":
         return 0
     trainer = run.config["trainer"]
-    return int(trainer["nnodes"]) * int(trainer["n_gpus_per_node"] or 1)
+    return int(trainer["nnodes"]) * int(trainer["n_gpus_per_node"])
 
 
 def _curve(lines: Sequence[Mapping[str, Any]], pattern: str) -> Curve:
@@ -183,13 +183,14 @@ def _cells(figures: Figures) -> Iterator[list[str]]:
             curves = [run.curves[figures.metrics[-1]] for run in runs if run.curves]
             cells.append(f"{fmean(at(curve, part * figures.budget) for curve in curves):.3f}" if curves else "")
         gain = paired_interval(first, runs) if runs is not first else None
+        pairs = sum(len(run.scores) for run in first)
         answers = [run.answer_tokens for run in runs if run.answer_tokens is not None]
         yield [
             *cells,
             f"{fmean(run.score for run in runs):.3f}",
             " ".join(f"{run.score:.3f}" for run in runs),
             f"{gain.value:+.3f}" if gain else "",
-            f"{gain.low:+.3f} to {gain.high:+.3f}" if gain else "",
+            f"{gain.low:+.3f} to {gain.high:+.3f}" if gain and pairs > 1 else "",
             f"{tokens:,.0f}" if (tokens := fmean(run.tokens for run in runs)) else "",
             f"{fmean(answers):.1f}" if answers else "",
             f"{hours:.2f}" if (hours := sum(run.hours * max(run.gpus, 1) for run in runs)) else "",
