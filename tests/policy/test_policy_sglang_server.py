@@ -19,6 +19,10 @@ OURS = "recipe.dag.policy.sglang_server"
 class ServerArgs:
     model_path: str
     enable_weights_cpu_backup: bool = False
+    disable_overlap_schedule: bool = False
+    enable_prefill_delayer: bool = False
+    prefill_delayer_queue_min_ratio: float | None = None
+    prefill_delayer_max_delay_ms: float | None = None
 
 
 class Trainer:
@@ -46,7 +50,8 @@ class StockServer:
         assert self.workers[0].is_loaded, "a server would take the memory that the trainer needs"
         stock = sys.modules[STOCK]
         assert "enable_weights_cpu_backup" in [field.name for field in dataclasses.fields(stock.ServerArgs)]
-        self.args = stock.ServerArgs(model_path=master_address, enable_weights_cpu_backup=True)
+        args = {"model_path": master_address, **(self.config.engine_kwargs.get("sglang") or {})}
+        self.args = stock.ServerArgs(**args | {"enable_weights_cpu_backup": True})
 
     async def sleep(self):
         self.released = ["kv_cache", "weights"]
@@ -86,8 +91,42 @@ def test_only_a_server_whose_weights_are_all_synced_goes_without_the_copy(make_s
 
     server = make_server(changes, RolloutMode[mode])
     asyncio.run(server.launch_server(master_address="model"))
-    assert server.args == ServerArgs("model", enable_weights_cpu_backup=copied)
-    assert type(server.args) is ServerArgs
+    assert server.args.enable_weights_cpu_backup is copied and type(server.args) is ServerArgs
+
+
+@pytest.mark.parametrize(
+    ("own", "ratio"),
+    [
+        ({}, 0.1),
+        ({"prefill_delayer_queue_min_ratio": 0.5}, 0.5),
+        ({"enable_prefill_delayer": False}, None),
+        ({"disable_overlap_schedule": True}, None),
+    ],
+    ids=["by default", "another share", "off", "impossible"],
+)
+def test_prompts_wait_for_others_unless_the_user_says_otherwise(make_server, own, ratio):
+    from verl.workers.rollout.replica import RolloutMode
+
+    server = make_server({"engine_kwargs": {"sglang": own}}, RolloutMode.HYBRID)
+    asyncio.run(server.launch_server(master_address="model"))
+    assert server.args.enable_prefill_delayer is (ratio is not None)
+    assert server.args.prefill_delayer_queue_min_ratio == ratio
+
+
+def test_the_scheduler_of_a_server_with_adapters_knows_the_dense_back_end(make_server, monkeypatch):
+    from verl.workers.rollout.replica import RolloutMode
+
+    from recipe.dag.policy.dense_adapters import run_scheduler_process
+
+    engine = ModuleType("sglang.srt.entrypoints.engine")
+    entrypoints = ModuleType("sglang.srt.entrypoints")
+    vars(entrypoints)["engine"] = engine
+    for module in (ModuleType("sglang"), ModuleType("sglang.srt"), entrypoints, engine):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    server = make_server({"engine_kwargs": {"sglang": {"lora_backend": "dense"}}}, RolloutMode.HYBRID)
+    monkeypatch.setattr(StockServer, "launch_server", lambda self, **_: asyncio.sleep(0))
+    asyncio.run(server.launch_server(master_address="model"))
+    assert vars(engine)["run_scheduler_process"] is run_scheduler_process
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -35,7 +35,7 @@ class AdapterHost(PolicyRuntime):
         """`adapters`: those that are trained; without any, there are servers only."""
         super().__init__(name, config, pool, trained=False)
         self.adapters = tuple(adapters)
-        self.awake = False
+        self.awake, self.waking = False, asyncio.Lock()
 
     async def start(self) -> None:
         if self.adapters:
@@ -61,10 +61,11 @@ class AdapterHost(PolicyRuntime):
         await asyncio.gather(*[server.load_adapter.remote(name, version, str(folder)) for server in servers])
 
     async def wake(self, version: int) -> None:
-        if not self.awake:
-            self.awake = True
-            await asyncio.to_thread(run_sync, self.sync, version)
-            await self._check_canary(self.version)  # of the base, which has one version
+        async with self.waking:
+            if not self.awake:
+                await asyncio.to_thread(run_sync, self.sync, version)
+                await self._check_canary(self.version)  # of the base, which has one version
+                self.awake = True
 
     async def sleep(self) -> None:
         if self.awake and self.workers is not None:
@@ -89,6 +90,7 @@ class AdapterPolicy(PolicyRuntime):
         """`start`: the PEFT folder of an adapter that is not trained; None: it is the base."""
         super().__init__(name, config, host.pool, trained=trained, reference=reference, critic=critic)
         self.host, self.from_folder = host, start
+        self.processes = host
 
     async def start(self) -> None:
         if self.trained:

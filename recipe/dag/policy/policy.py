@@ -68,6 +68,8 @@ class PolicyRuntime:
         self.canary: Canary | None = None
         self.adapter: str | None = None
         """The servers' name of the policy, if it is not their model."""
+        self.processes: PolicyRuntime = self
+        """Whose workers and servers the policy's are."""
 
     async def start(self) -> None:
         """Launch the workers, then the servers, which end up asleep (trained policy) or ready (frozen policy)."""

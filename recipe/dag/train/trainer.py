@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -305,12 +306,12 @@ class Trainer:
         return metrics | {"timing/validation": time.monotonic() - started}
 
     async def _sync_weights(self, version: int) -> None:
-        """Send the weights to the servers and check that they arrived: policies of one pool in turn, different pools at
-        the same time."""
+        """Send the weights to the servers and check that they arrived: policies of one pool in turn, but adapters of
+        one base and different pools at the same time."""
 
         async def sync(policies: list[PolicyRuntime]) -> None:
-            for policy in policies:
-                await policy.sync_weights(version)
+            for _, together in groupby(policies, key=lambda policy: id(policy.processes)):
+                await asyncio.gather(*[policy.sync_weights(version) for policy in together])
 
         for snapshot in self.snapshots:  # first, while the servers of its source sleep and leave memory to the trainer
             await snapshot.refresh(version)
