@@ -12,7 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 refuse() { echo "error: $1" >&2; exit 2; }
 tiny="without either, try: bash recipe/retool_ma/run_tiny_cpu.sh"
 data=${DATA_DIR:-data/competition}
-[ -n "${SHOW:-}" ] || need_gpu "$tiny"
+case "${SHOW:+SHOW} $*" in SHOW\ * | *platform=cpu*) ;; *) need_gpu "$tiny" ;; esac
 [ -n "${MODEL_PATH:-}" ] || refuse "set MODEL_PATH to a chat model (a folder or a hub name); $tiny"
 case "${SHOW:+SHOW} $* " in SHOW\ * | *data.train_files=*) ;; *)
   need_packages "${PYTHON:-python3}"
