@@ -15,6 +15,7 @@ from recipe.dag.episode.generation import sampling_of
 from recipe.dag.policy.shards import SNAPSHOT
 from recipe.dag.tools.address import address_problems
 from recipe.dag.train import checkpoint
+from recipe.dag.train.rollout import episodes_at_once
 from recipe.dag.types.model import Api
 from recipe.dag.workflow.adapter_shape import CONFIG
 from recipe.dag.workflow.agent_schema import Agent, Policy
@@ -105,7 +106,7 @@ def describe_evaluation(config: DictConfig, workflow: Workflow, *, max_programs:
         for name, policy in workflow.policies.items()
     }
     loops = [agent.tool_loop.max_generations for agent in workflow.agents if agent.tool_loop is not None]
-    in_flight = config.rollout.max_in_flight
+    in_flight = episodes_at_once(config)
     apis = [policy.api.max_concurrent for policy in workflow.policies.values() if policy.api is not None]
     return {
         "model": next(iter(models.values())) if len(models) == 1 else models,

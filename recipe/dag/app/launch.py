@@ -47,6 +47,7 @@ from recipe.dag.train.inputs import Inputs, evaluation_inputs, training_inputs
 from recipe.dag.train.models import find_models
 from recipe.dag.train.resources import Resources
 from recipe.dag.train.resume import launch_facts, spent_before
+from recipe.dag.train.rollout import episodes_at_once
 from recipe.dag.train.user_metrics import UserMetrics
 from recipe.dag.workflow import machine
 from recipe.dag.workflow.schema import Workflow
@@ -138,13 +139,13 @@ def prepare(run: Run) -> None:
     prepare_environment(run.platform)
     load_user_code(run.workflow)  # only now: it may import verl, which reads that environment
     UserMetrics(run.config, run.workflow.path)
-    if warning := shortage(int(run.config.rollout.max_in_flight), raise_limit()):
-        print(f"warning: {warning}", file=sys.stderr)
     saves = run.trains and run.config.trainer.save_freq > 0
     if saves and (warning := shortfall(run.config, run.workflow)):
         print(f"warning: {warning}", file=sys.stderr)
     for line in choose_defaults(run.config, run.workflow, run.platform):
         print(line, file=sys.stderr)
+    if warning := shortage(episodes_at_once(run.config), raise_limit()):
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 async def execute(run: Run, cluster: Cluster | None = None) -> None:

@@ -88,7 +88,7 @@ KINDS: dict[str, ValueKind] = {
     "sandbox.timeout_s": POSITIVE,
     "sandbox.margin_s": NOT_NEGATIVE,
     "sandbox.memory_mb": COUNT,
-    "rollout.max_in_flight": COUNT,
+    "rollout.max_in_flight": _COUNT_OR_NULL,
     "rollout.processes": ValueKind(
         "auto, or a whole number, 1 or more", lambda value: value == "auto" or COUNT.accepts(value)
     ),

@@ -24,6 +24,7 @@ from recipe.dag.train.fingerprint import Fingerprint, fingerprint_of
 from recipe.dag.train.given_rows import check_given
 from recipe.dag.train.models import ModelPaths, find_models
 from recipe.dag.train.resume import Start, find_start, needed_to_resume, report_evaluated, resume_from, way_back
+from recipe.dag.train.rollout import episodes_at_once
 from recipe.dag.train.sampling import choose_subset, conflicting_labels, shared_prompts
 from recipe.dag.workflow.schema import Workflow
 
@@ -82,7 +83,7 @@ async def evaluation_inputs(config: DictConfig, workflow: Workflow, platform: st
     val = await _samples(config, workflow, "val")
     if platform == "cpu":  # the CPU server's cache has a row for each request
         rollout = config.actor_rollout_ref.rollout
-        rollout.max_num_seqs = min(rollout.max_num_seqs, config.rollout.max_in_flight, len(val) * config.validation.n)
+        rollout.max_num_seqs = min(rollout.max_num_seqs, episodes_at_once(config), len(val) * config.validation.n)
     fingerprint = await asyncio.to_thread(fingerprint_of, config, workflow, models, [], val)
     if evaluated is not None:
         report_evaluated(evaluated, fingerprint)

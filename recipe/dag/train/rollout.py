@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from recipe.dag.train.rollout_processes import SpreadRunner
 
 
+EPISODES_PER_GPU = 512
+
+
+def episodes_at_once(config: DictConfig) -> int:
+    """Return how many episodes of a run may be under way. A machine without GPUs counts as one."""
+    trainer = config.trainer
+    return config.rollout.max_in_flight or EPISODES_PER_GPU * (trainer.n_gpus_per_node or 1) * trainer.nnodes
+
+
 async def roll_out(
     config: DictConfig,
     runner: EpisodeRunner | SpreadRunner,
@@ -48,7 +57,7 @@ async def roll_out(
             n,
             step=step,
             validate=validate,
-            max_in_flight=config.rollout.max_in_flight,
+            max_in_flight=episodes_at_once(config),
             earlier=earlier,
             on_done=done,
         )
