@@ -153,18 +153,29 @@ class Zygote:
         """Start a Ray of one's own whose workers are forked, and yield its address."""
         scratch = tempfile.mkdtemp(prefix="ray")  # short, because sockets are made in it
         command, address = self._ray_command(processors, scratch)
-        log = Path(scratch) / "log"
         try:
-            with log.open("w") as out:
-                ray = subprocess.Popen(command, cwd=cwd, env={**os.environ, **env}, stdout=out, stderr=out)
-            with ray:
-                try:
-                    _wait_for_ray(log)
-                    yield address
-                finally:
-                    ray.terminate()
+            with self._node(command, Path(scratch) / "log", cwd, env):
+                yield address
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def second_node(self, address: str, cwd: Path, processors: int, **env: str) -> Iterator[int]:
+        """Add a machine to the Ray at `address`, and yield the process whose end is that of the machine."""
+        command = [str(self.python), "-m", "ray.scripts.scripts", "start", "--block", f"--address={address}"]
+        with self._node([*command, f"--num-cpus={processors}"], cwd / "second.log", cwd, env) as node:
+            yield self.child_of(node)
+
+    @contextlib.contextmanager
+    def _node(self, command: list[str], log: Path, cwd: Path, env: dict[str, str]) -> Iterator[int]:
+        with log.open("w") as out:
+            ray = subprocess.Popen(command, cwd=cwd, env={**os.environ, **env}, stdout=out, stderr=out)
+        with ray:
+            try:
+                _wait_for_ray(log)
+                yield ray.pid
+            finally:
+                ray.terminate()
 
     @staticmethod
     def end(folder: Path) -> None:

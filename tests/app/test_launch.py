@@ -131,7 +131,9 @@ def test_a_helper_beside_hooks_is_found_by_the_console_script(broken, tmp_path):
 @pytest.mark.parametrize("evaluate_only", [False, True])
 def test_what_breaks_under_a_signal_to_all_processes_ends_the_run_in_one_line(monkeypatch, capsys, evaluate_only):
     def dies(name, overrides, folder, evaluation, stop):
-        stop.signum, stop.way_back = signal.SIGTERM, "the same command resumes from global_step_3"
+        stop.signum = signal.SIGTERM
+        if not evaluate_only:
+            stop.way_back = "the same command resumes from global_step_3"
         raise RuntimeError("The actor died.\n  and a page about it")
 
     monkeypatch.setattr(stages, "check", dies)

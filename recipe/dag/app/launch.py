@@ -95,7 +95,9 @@ def launch(name: str, overrides: list[str], folder: Path | None = None, evaluati
 
     Raises UserError before anything is started, and SystemExit with the shell's code after a signal ended the run.
     """
-    with Interruption() as stop, _signals_reported(stop, resumable=evaluation is None):
+    with Interruption() as stop, _signals_reported(stop):
+        if evaluation is not None:
+            stop.way_back = "the same command goes on where it was"
         run = check(name, overrides, folder, evaluation, stop)
         with locked(run.folders), _full_disk_reported(run):
             if run.workflow.local_policies():
@@ -170,11 +172,13 @@ async def execute(run: Run, cluster: Cluster | None = None) -> None:
             await start(run, inputs, resources, cluster)
         await (_train if run.trains else _evaluate)(run, inputs, resources)
     except BaseException as error:
+        failed = cluster is not None and isinstance(error, Exception)
+        lost = await asyncio.to_thread(cluster.lost, error) if failed and run.stop.signum is None else ""
         # killed workers end the threads that wait for them, before Ray is shut down under those threads
         for policy in resources.policies.values():
             policy.kill()
-        if cluster is not None and isinstance(error, Exception):
-            await _point_to_logs(error, cluster)
+        if failed:
+            await _point_to_logs(UserError(f"{lost}; {run.stop.way_back}") if lost else error, cluster)
         raise
     finally:
         await resources.close()
@@ -183,8 +187,8 @@ async def execute(run: Run, cluster: Cluster | None = None) -> None:
 async def _point_to_logs(error: Exception, cluster: Cluster) -> None:
     """Add to an error where the output of the run's processes is. Raises UserError, with the place in its line."""
     pointer = await asyncio.to_thread(cluster.pointer)
-    if pointer and isinstance(error, UserError):
-        raise UserError(f"{error} ({pointer})") from error
+    if isinstance(error, UserError):
+        raise UserError(f"{error} ({pointer})" if pointer else str(error)) from error
     if pointer:
         error.add_note(pointer)
 
@@ -286,15 +290,15 @@ def _check_trainable(config: DictConfig, workflow: Workflow) -> None:
 
 
 @contextmanager
-def _signals_reported(stop: Interruption, *, resumable: bool) -> Iterator[None]:
-    """Print how to continue a run that a signal ended, and exit with the shell's code. `resumable`: it trains."""
+def _signals_reported(stop: Interruption) -> Iterator[None]:
+    """Print how to continue a run that a signal ended, and exit with the shell's code."""
     try:
         try:
             yield
         finally:
             end_phase()
     except Interrupted as interrupted:
-        _end_interrupted(stop, interrupted, resumable=resumable)
+        _end_interrupted(stop, interrupted)
     except UserError:
         raise
     except Exception as error:
@@ -302,16 +306,15 @@ def _signals_reported(stop: Interruption, *, resumable: bool) -> Iterator[None]:
             raise
         # the run's processes got the signal, too (Slurm sends it to all), and their end caused this error
         cause = f": {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-        _end_interrupted(stop, Interrupted(stop.signum), cause, resumable=resumable)
+        _end_interrupted(stop, Interrupted(stop.signum), cause)
     if stop.summary:
         assert stop.signum is not None  # only a stopped run has a summary
         print(stop.summary, file=sys.stderr)
         raise SystemExit(128 + stop.signum)
 
 
-def _end_interrupted(stop: Interruption, signalled: Interrupted, cause: str = "", *, resumable: bool) -> NoReturn:
-    outcome = stop.way_back if resumable else "the same command goes on where it was"
-    print(f"interrupted ({signalled}{cause}); {outcome}", file=sys.stderr)
+def _end_interrupted(stop: Interruption, signalled: Interrupted, cause: str = "") -> NoReturn:
+    print(f"interrupted ({signalled}{cause}); {stop.way_back}", file=sys.stderr)
     raise SystemExit(signalled.exit_code) from None
 
 

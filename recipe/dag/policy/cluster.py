@@ -16,6 +16,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.policy.lost import lost_machine, lost_process
 from recipe.dag.policy.process_logs import ProcessLogs
 from recipe.dag.policy.resources import Node, check_resources, cpus_needed
 from recipe.dag.report.phases import announce
@@ -59,6 +60,8 @@ class Cluster:
         self.logs = ProcessLogs(Path(config.output_dir) / "logs")
         options = _mapping(config.ray_kwargs.ray_init, resolve=True)
         self.options = {key: value for key, value in options.items() if value is not None}
+        self.machines: list[dict[str, Any]] = []
+        """Ray's description of those of a joined cluster."""
         self.address = find_address(self.options.pop("address", None))
         if self.address is None:
             self._check_local()
@@ -88,6 +91,7 @@ class Cluster:
         announce(f"joining {self.address}")
         self._init(address=self.address.host_port)
         self._check_joined()
+        self.machines = self._machines()
 
     def start(self) -> None:
         """Start Ray for this run, unless a cluster was joined."""
@@ -98,12 +102,25 @@ class Cluster:
 
     def nodes(self) -> list[str]:
         """Return the ids of the joined cluster's machines that can take the run's processes; [] if none was joined."""
+        return [node["NodeID"] for node in self.machines]
+
+    def lost(self, error: Exception) -> str:
+        """Return which machine or process is gone, now that the run has failed with `error`, and what to do; "" if none
+        is."""
         import ray
 
-        if self.address is None:
-            return []
+        if not ray.is_initialized():
+            return ""
+        if machine := lost_machine(self.machines):
+            return f"the machine {machine} of {self.address} is lost; start Ray on it again, or on another"
+        process = lost_process(error)
+        return f"a process of the run is lost ({process})" if process else ""
+
+    def _machines(self) -> list[dict[str, Any]]:
+        import ray
+
         kind = "CPU" if self.platform == "cpu" else "GPU"
-        return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get(kind)]
+        return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get(kind)]
 
     def _init(self, address: str) -> None:
         import ray

@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ class ProcessLogs:
         # keeps all records until `open` gives it a file: no level reaches CRITICAL + 1
         self._records = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
         self._silenced: list[tuple[logging.Handler, int]] = []
+        self._printed: Callable[..., None] | None = None
+        """Ray's function that prints its own messages, while they go to files instead."""
 
     @property
     def written(self) -> bool:
@@ -53,8 +55,12 @@ class ProcessLogs:
     def follow(self, *, console: bool) -> None:
         """Record the lines that Ray forwards to the driver (`ray.init(log_to_driver=True)`); with `console`, Ray also
         prints them."""
+        from ray._private import worker
         from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
+        # Ray prints by itself that a machine was lost, with the last lines of its log
+        self._printed = worker.print_to_stdstream
+        worker.print_to_stdstream = lambda batch, ignore_prefix: dispatcher.emit(batch)
         if not console:
             dispatcher.remove_handler("ray_print_logs")
         dispatcher.remove_handler(HANDLER)
@@ -98,9 +104,12 @@ class ProcessLogs:
 
     def close(self) -> None:
         """Restore Ray's logger and dispatcher."""
+        from ray._private import worker
         from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
         dispatcher.remove_handler(HANDLER)
+        if self._printed is not None:
+            worker.print_to_stdstream = self._printed
         logger = logging.getLogger("ray")
         logger.removeHandler(self._records)
         target, self._records.target = self._records.target, None

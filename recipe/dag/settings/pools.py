@@ -26,8 +26,8 @@ class PoolSpec:
         return 1 if platform == "cpu" else 2 * len(self.policies) + 1
 
     def groups(self, platform: str) -> tuple[int, ...]:
-        """Return the sizes of the process groups that Ray places on one node each."""
-        return (1,) if platform == "cpu" else self.processes_on_nodes
+        """Return the sizes of the process groups that Ray places on one node each: without GPUs, of one process."""
+        return (1,) * len(self.processes_on_nodes) if platform == "cpu" else self.processes_on_nodes
 
 
 def plan_pools(workflow: Workflow, *, nnodes: int, n_gpus_per_node: int) -> tuple[PoolSpec, ...]:

@@ -198,8 +198,8 @@ def check_processes(folder: Path, stored: dict[str, Any], processes: Mapping[str
 def _processes(run: DictConfig, workflow: Workflow, platform: str) -> dict[str, int]:
     """Return the number of processes of each trained policy: verl's checkpoints have one file per process."""
     pools = plan_pools(workflow, nnodes=run.trainer.nnodes, n_gpus_per_node=run.trainer.n_gpus_per_node)
-    counts = {name: sum(pool.processes_on_nodes) for pool in pools for name in pool.policies}
-    return {name: 1 if platform == "cpu" else counts[workflow.base_of(name)] for name in workflow.trained_policies()}
+    counts = {name: sum(pool.groups(platform)) for pool in pools for name in pool.policies}
+    return {name: counts[workflow.base_of(name)] for name in workflow.trained_policies()}
 
 
 def _legacy_differences(stored: dict[str, Any], run: DictConfig, samples: int) -> list[str]:
