@@ -78,8 +78,15 @@ class LocalSandbox:
 
     async def start(self) -> str:
         """Start the server unless it is running; return its URL. Raises CannotStart."""
-        await asyncio.to_thread(self._start_first)
+        await asyncio.to_thread(self.launch)
         return self.url
+
+    def reserve(self) -> None:
+        """Choose `url`, at which the server will be. Raises CannotStart."""
+        with self._lock:
+            if self._reaper is None:
+                self._take_address()
+                atexit.register(self.close)
 
     async def ensure(self) -> None:
         """Restart the server, at the same address, if it does not answer. Concurrent callers share one restart.
@@ -98,17 +105,18 @@ class LocalSandbox:
             self._end()
             self._leave()
 
-    def _start_first(self) -> None:
+    def launch(self) -> None:
+        """Start the server unless it is running, and block until it answers. Raises CannotStart."""
+        self.reserve()
         with self._lock:
-            if self._reaper is not None:
+            if self._process is not None:
                 return
-            self._take_address()
             try:
                 self._launch()
             except BaseException:
+                atexit.unregister(self.close)
                 self._leave()
                 raise
-            atexit.register(self.close)
             if self.isolation == "rlimits":
                 logger.warning(
                     "sandbox at %s: isolation %s only, no security boundary: programs run as this user",

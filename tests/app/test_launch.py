@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -21,6 +23,8 @@ from recipe.dag.policy import cluster
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.train.resources import Resources
 from recipe.dag.workflow.machine import Machine
+from recipe.sandbox.errors import CannotIsolate
+from recipe.sandbox.launch import LocalSandbox
 from tests.workflow.shapes import QWEN, write_config
 
 ROOT = Path(__file__).parents[2]
@@ -221,3 +225,98 @@ def test_the_processes_of_a_cpu_run_do_not_spin_while_they_wait(monkeypatch, giv
         monkeypatch.delenv("OMP_WAIT_POLICY")
     stages.prepare_environment("cpu")
     assert os.environ["OMP_WAIT_POLICY"] == kept and "OMP_WAIT_POLICY" in cluster.FORWARDED
+
+
+order: list[str] = []
+ray_started, begun = threading.Event(), {"sandbox": threading.Event(), "imports": threading.Event()}
+
+
+class Ray:
+    """A stand-in for the cluster, whose start ends when the sandbox's and the imports have begun."""
+
+    def __init__(self, *_arguments, **_options):
+        self.logs = SimpleNamespace(open=lambda: None)
+
+    def __enter__(self) -> Ray:
+        return self
+
+    def __exit__(self, *_exception) -> None:
+        order.append("Ray ended")
+
+    def join(self) -> None:
+        pass
+
+    def nodes(self) -> list[str]:
+        return []
+
+    def lost(self, error: Exception) -> str:
+        return ""
+
+    def pointer(self) -> str:
+        return ""
+
+    def start(self) -> None:
+        assert all(event.wait(60) for event in begun.values())
+        order.append("Ray")
+        ray_started.set()
+
+
+class Reached(Exception):
+    """The policies would start."""
+
+
+async def reached(*_arguments) -> None:
+    raise Reached
+
+
+@pytest.fixture
+def started(monkeypatch, gsm8k, tiny_model, tmp_path):
+    """Start a run that uses the sandbox, with stand-ins; `launch` of the server is the argument's."""
+    monkeypatch.setattr(Resources, "check_agents", lambda *_arguments: order.append("agents"))
+    order.clear()
+    ray_started.clear()
+    for event in begun.values():
+        event.clear()
+
+    def begin(serve) -> None:
+        def launch_server(_server) -> None:
+            begun["sandbox"].set()
+            assert ray_started.wait(60)
+            serve()
+
+        monkeypatch.setattr(LocalSandbox, "launch", launch_server)
+        monkeypatch.setattr(stages, "Cluster", Ray)
+        monkeypatch.setattr(stages, "_import_policies", lambda trains: begun["imports"].set())
+        monkeypatch.setattr(stages, "write_record", lambda *_arguments: order.append("record"))
+        monkeypatch.setattr(stages, "start", reached)
+        files = [f"data.{split}_files={gsm8k}" for split in ("train", "val")]
+        keys = ["data.train_name=main", "data.val_name=main", "platform=cpu", f"model_path={tiny_model}"]
+        launch("dag", [f"workflow={ROOT}/workflows/workflow_retool_ma.yaml", *files, *keys, f"output_dir={tmp_path}/o"])
+
+    return begin
+
+
+def test_sandbox_and_imports_start_beside_ray_and_files_are_written_after_them(started):
+    with pytest.raises(Reached):
+        started(lambda: order.append("sandbox"))
+    assert order == ["agents", "Ray", "sandbox", "record", "Ray ended"]
+
+
+def test_a_sandbox_that_does_not_start_beside_ray_is_one_line_and_nothing_is_written(started):
+    def fails() -> None:
+        raise CannotIsolate("Landlock is missing")
+
+    with pytest.raises(UserError, match="^Landlock is missing; .*sandbox.isolation=rlimits"):
+        started(fails)
+    assert order == ["agents", "Ray", "Ray ended"]
+
+
+def test_an_agent_that_is_refused_ends_the_run_before_ray_starts(started, monkeypatch):
+    def refused(*_arguments) -> None:
+        ray_started.set()  # the sandbox ends first
+        raise UserError("the template has no tools")
+
+    monkeypatch.setattr(Resources, "check_agents", refused)
+    with pytest.raises(UserError, match="no tools"):
+        started(lambda: None)
+    assert order == ["Ray ended"]

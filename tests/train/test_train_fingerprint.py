@@ -226,12 +226,13 @@ def test_the_fingerprint_is_kept_in_the_checkpoint_and_what_it_is_made_of_in_the
     async def open_resources(config, workflow, *args, **options):
         return Resources(ApiPolicies(workflow, config.output_dir))
 
-    def start(cluster):
+    async def start(self, *args, **options):
         (seen["launch"],) = launches(project / "out")
         raise Started
 
     monkeypatch.setattr(Resources, "open", open_resources)
-    monkeypatch.setattr(Cluster, "start", start)
+    monkeypatch.setattr(Resources, "start_policies", start)
+    monkeypatch.setattr(Cluster, "start", lambda cluster: None)
     launched(project)
     kept = json.loads((seen["launch"] / "fingerprint.json").read_text())
     assert kept == json.loads((save(project) / "run.json").read_text())["fingerprint"]

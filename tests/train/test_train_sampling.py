@@ -180,18 +180,20 @@ def test_a_run_records_its_subset_and_resumes_only_with_it(project, monkeypatch)
 
         def check_agents(self, workflow, models): ...
 
+        async def ready(self): ...
+
+        async def start_policies(self, *arguments, **options):
+            raise Started
+
         async def close(self): ...
 
     async def opened(*arguments, **options):
         return NoTools()
 
-    def start(self):
-        raise Started
-
     monkeypatch.setattr(Resources, "open", opened)
     monkeypatch.setattr(cluster.Cluster, "join", lambda self: None)
     monkeypatch.setattr(cluster.Cluster, "nodes", lambda self: [])
-    monkeypatch.setattr(cluster.Cluster, "start", start)
+    monkeypatch.setattr(cluster.Cluster, "start", lambda self: None)
     launched(project, "data.subset.size=2", "trainer.resume_mode=disable")
     record = json.loads((project / "out" / "subset.json").read_text())
     assert record["random_indices"] == choose_subset(4, 2, 42)

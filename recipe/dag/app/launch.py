@@ -1,7 +1,8 @@
 """Launches a training run or an evaluation: its stages from the command line to the last step, in their order.
 
-Invariant: every run ends here, on a laptop and on a GPU host. A mistake of the user is a UserError before Ray starts
-and before a file is written. When a run fails, its processes are killed before Ray is shut down.
+Invariant: every run ends here, on a laptop and on a GPU host. A mistake of the user is a UserError before a file is
+written, and before Ray starts unless the sandbox, which starts beside it, finds it. When a run fails, its processes are
+killed before Ray is shut down.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import errno
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -167,17 +169,24 @@ async def execute(run: Run, cluster: Cluster | None = None) -> None:
             written = Path(run.config.trainer.default_local_dir) if run.trains else None
             check_folders(written, inputs.models.folders(), cluster.nodes())
             await asyncio.to_thread(resources.check_agents, run.workflow, inputs.models)
+            # Ray's processes, the sandbox and what is imported start beside each other
+            asyncio.get_running_loop().run_in_executor(None, _import_policies, run.trains)
+            cluster.start()
+            run.stop.install()
+        await resources.ready()
         write_record(run, inputs)
         if cluster is not None:
-            await start(run, inputs, resources, cluster)
+            cluster.logs.open()
+            await start(run, inputs, resources)
         await (_train if run.trains else _evaluate)(run, inputs, resources)
     except BaseException as error:
-        failed = cluster is not None and isinstance(error, Exception)
-        lost = await asyncio.to_thread(cluster.lost, error) if failed and run.stop.signum is None else ""
+        lost = ""
+        if cluster is not None and isinstance(error, Exception) and run.stop.signum is None:
+            lost = await asyncio.to_thread(cluster.lost, error)
         # killed workers end the threads that wait for them, before Ray is shut down under those threads
         for policy in resources.policies.values():
             policy.kill()
-        if failed:
+        if cluster is not None and isinstance(error, Exception):
             await _point_to_logs(UserError(f"{lost}; {run.stop.way_back}") if lost else error, cluster)
         raise
     finally:
@@ -214,10 +223,15 @@ def write_record(run: Run, inputs: Inputs) -> None:
     )
 
 
-async def start(run: Run, inputs: Inputs, resources: Resources, cluster: Cluster) -> None:
-    """Start Ray, the policies, and the processes that run episodes."""
-    cluster.start()
-    run.stop.install()
+def _import_policies(trains: bool) -> None:
+    """Import what starting the policies needs. Who needs it next meets an error again, and reports it."""
+    for name in ("local_policies", "trainer") if trains else ("local_policies",):
+        with suppress(Exception):
+            import_module(f"recipe.dag.train.{name}")
+
+
+async def start(run: Run, inputs: Inputs, resources: Resources) -> None:
+    """Start the policies, and the processes that run episodes."""
     await resources.start_policies(run.config, run.workflow, inputs.models, platform=run.platform)
     # the most episodes that the run plays at once
     episodes = len(inputs.val) * run.config.validation.n

@@ -51,7 +51,8 @@ class Address:
 class Cluster:
     """`with Cluster(...) as cluster: cluster.join() ... cluster.start()`.
 
-    `join` does nothing when the run starts its own Ray; `start` then starts it.
+    `join` only imports verl when the run starts its own Ray; `start` then starts it. What Ray prints is kept until
+    `logs.open()`.
     """
 
     def __init__(self, config: DictConfig, pools: Sequence[PoolSpec], *, platform: str):
@@ -85,7 +86,10 @@ class Cluster:
         return f"the output of the run's processes is in {self.logs.folder}" if self.logs.written else ""
 
     def join(self) -> None:
-        """Connect to the cluster to join, if there is one. Raises UserError if the run does not fit on it."""
+        """Import verl, and connect to the cluster to join, if there is one. Raises UserError if the run does not fit on
+        it."""
+        import verl.trainer.constants_ppo  # noqa: F401  # here, since other threads import while Ray starts
+
         if self.address is None:
             return
         announce(f"joining {self.address}")
@@ -94,8 +98,7 @@ class Cluster:
         self.machines = self._machines()
 
     def start(self) -> None:
-        """Start Ray for this run, unless a cluster was joined."""
-        self.logs.open()
+        """Start Ray for this run, unless a cluster was joined. Blocks the thread for seconds."""
         if self.address is None:
             announce("starting Ray")
             self._init(address="local")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from recipe.dag.core.errors import SandboxFault, UserError
@@ -51,6 +51,10 @@ class Sandbox:
     """The server, if this process has started it."""
     ensure: Callable[[], Awaitable[None]] | None = None
     """Restarts that server if it does not answer. Raises SandboxFault."""
+    launched: asyncio.Future[None] | None = None
+    """Done when that server has started."""
+    requested: Mapping[str, Any] = field(default_factory=dict)
+    """How it was to isolate programs."""
 
     @classmethod
     async def connect(cls, url: str, *, token: str | None, max_concurrent: int | None, margin_s: float) -> Sandbox:
@@ -63,16 +67,20 @@ class Sandbox:
         return cls(arguments, SandboxClient(**arguments))
 
     @classmethod
-    async def start(
-        cls, max_concurrent: int | None = None, *, isolation: str = "auto", accept_unsandboxed: bool = False
-    ) -> Sandbox:
+    async def start(cls, max_concurrent: int | None = None, **requested: Any) -> Sandbox:
         """Start a server that ends with this process. Arguments: LocalSandbox's. Raises UserError."""
+        sandbox = cls.begin(max_concurrent, **requested)
+        await sandbox.ready()
+        return sandbox
+
+    @classmethod
+    def begin(cls, max_concurrent: int | None = None, **requested: Any) -> Sandbox:
+        """Start such a server in a thread, whether or not the event loop runs on; `ready` waits for it, and `close`,
+        too. Raises UserError."""
         from recipe.dag.tools.sandbox_client import SandboxClient
 
         most = default_slots()
-        local = LocalSandbox(
-            min(max_concurrent or most, most), isolation=isolation, accept_unsandboxed=accept_unsandboxed
-        )
+        local = LocalSandbox(min(max_concurrent or most, most), **requested)
 
         async def ensure() -> None:
             try:
@@ -81,13 +89,24 @@ class Sandbox:
                 # It ran before, so the cause is not in what the user wrote.
                 raise SandboxFault(str(error), where="sandbox") from error
 
-        with _reported(isolation, accept_unsandboxed):
-            await local.start()
+        with _reported(**requested):
+            local.reserve()
+        launched = asyncio.get_running_loop().run_in_executor(None, local.launch)
         arguments = {"url": local.url, "token": local.token, "max_concurrent": local.max_concurrent}
-        return cls(arguments, SandboxClient(**arguments, on_unreachable=ensure), local, ensure)
+        client = SandboxClient(**arguments, on_unreachable=ensure)
+        return cls(arguments, client, local, ensure, launched, requested)
+
+    async def ready(self) -> None:
+        """Wait until the server has started. Raises UserError."""
+        if self.launched is not None:
+            with _reported(**self.requested):
+                await self.launched
 
     async def close(self) -> None:
         await self.client.close()
+        if self.launched is not None:
+            await asyncio.wait([self.launched])
+            self.launched.exception()  # or asyncio would log one that nobody waited for
         if self.local is not None:
             await self.local.stop()
 

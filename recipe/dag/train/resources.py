@@ -48,17 +48,13 @@ if TYPE_CHECKING:
 
 
 async def open_sandbox(settings: DictConfig) -> Sandbox:
-    """Use the server at `sandbox.url`, or start one. `settings`: the configuration's block `sandbox`. Raises UserError
-    if a server does not start, or if a configured one does not answer."""
+    """Use the server at `sandbox.url`, or begin to start one. `settings`: the configuration's block `sandbox`. Raises
+    UserError if a configured server does not answer."""
     if settings.url:
         limits = {"max_concurrent": settings.max_concurrent, "margin_s": settings.margin_s}
         return await Sandbox.connect(settings.url, token=settings.token, **limits)
-    announce("starting the sandbox")
     isolation = {"isolation": settings.isolation, "accept_unsandboxed": settings.accept_unsandboxed}
-    sandbox = await Sandbox.start(settings.max_concurrent, **isolation)
-    assert sandbox.local is not None  # it was just started
-    announce(f"the sandbox isolates programs: {sandbox.local.isolation}")
-    return sandbox
+    return Sandbox.begin(settings.max_concurrent, **isolation)
 
 
 @dataclass(slots=True)
@@ -87,8 +83,8 @@ class Resources:
         *,
         spent: Totals | None = None,
     ) -> Resources:
-        """Start what needs no device: API policies, sandbox, tools. `spent`: what the API policies of a resumed run
-        have consumed.
+        """Start what needs no device: API policies, sandbox, tools. The sandbox starts beside what follows, until
+        `ready`. `spent`: what the API policies of a resumed run have consumed.
 
         Raises UserError for a tool that cannot work, for a sample whose tools_kwargs no tool accepts, and if a
         configured sandbox or the server of a tool or an API policy does not answer."""
@@ -112,6 +108,13 @@ class Resources:
             await check_tools(resources.tools)
             resources._ends = ends.pop_all()
         return resources
+
+    async def ready(self) -> None:
+        """Wait until the sandbox has started. Raises UserError if it does not."""
+        if self.sandbox is not None and self.sandbox.local is not None:
+            announce("starting the sandbox")
+            await self.sandbox.ready()
+            announce(f"the sandbox isolates programs: {self.sandbox.local.isolation}")
 
     def check_agents(self, workflow: Workflow, models: ModelPaths) -> None:
         """Check each agent, its tools included, with the chat template of every policy that it has during a run. Raises
