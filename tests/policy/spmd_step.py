@@ -31,6 +31,8 @@ UNTIED = {  # of the model UNTIED, whose output embeddings FSDP gathers and free
 }
 CANARY = list(range(5, 69))
 LOSSES = {"vanilla": "token-mean", "cpgd": "seq-mean-token-sum"}
+SHARED = ["actor.fsdp_config.ulysses_sequence_parallel_size=2"]
+"""Both ranks compute each row together."""
 PAIRED = ("padded", "packed")
 """Engines whose reference is renewed, after a step of spin."""
 WORKFLOW = """\
@@ -104,16 +106,19 @@ def run(rank: int, world: int, tied: str, untied: str, out: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=world)
 
     def gathered(method, data):
-        """As verl dispatches: each rank gets an equal part of the rows, in order."""
-        output = method(tu.chunk_tensordict(data, world)[rank])
+        """As verl dispatches: each rank, or group of ranks, gets an equal part of the rows, in order; the first of a
+        group returns what it computed."""
         parts = [None] * world
+        output = method(tu.chunk_tensordict(data, groups)[rank * groups // world])
+        output = tu.get_tensordict({}, {}) if output is None else output
         dist.all_gather_object(parts, {key: output[key].unbind() for key in output.keys() if key != "metrics"})
-        joined = {key: [row for part in parts for row in part[key]] for key in parts[0]}
+        joined = {key: [row for part in parts[:groups] for row in part[key]] for key in parts[0]}
         columns = {key: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for key, rows in joined.items()}
         return tu.get_tensordict(columns, {"metrics": tu.get(output, "metrics", default={})})
 
     cases = [(tied, *case) for case in itertools.product(ENGINES.items(), LOSSES.items())]
     cases += [(tied, (name, ENGINES[name]), ("spin", "")) for name in PAIRED]
+    cases += [(tied, ("shared", SHARED), case) for case in LOSSES.items()] * (world == 2)
     cases += [(untied, *case) for case in itertools.product(UNTIED.items(), list(LOSSES.items())[:1])]
     for model, (name, overrides), (loss, agg) in cases:
         flow = out / f"{name}_{loss}_{rank}.yaml"
@@ -132,7 +137,8 @@ def run(rank: int, world: int, tied: str, untied: str, out: Path) -> None:
         )
         defaults.apply(run, defaults.on_cpu(run))
         paths = {"model_path": model, "critic_path": model if agg else None}
-        config = policy_config(run, workflow, "main", **paths, updates=100, platform="cpu")
+        config = policy_config(run, workflow, "main", **paths, processes=world, updates=100, platform="cpu")
+        groups = 1 if overrides is SHARED else world
         again = [setting for setting in overrides if "mlp_only" not in setting]  # which the engine's options have
         config.merge_with_dotlist([f"actor_rollout_ref.{setting}" for setting in again])  # CPUs' settings differ
         critic = config.critic if agg else None
@@ -159,7 +165,7 @@ def run(rank: int, world: int, tied: str, untied: str, out: Path) -> None:
         methods = ("compute_log_prob", "compute_ref_log_prob", "compute_values", "update_actor", "update_critic")
         policy = SimpleNamespace(
             config=config,
-            data_parallel_size=world,
+            data_parallel_size=groups,
             workers=SimpleNamespace(**{m: partial(gathered, getattr(worker, m)) for m in methods}),
             tokenizer=SimpleNamespace(pad_token_id=0),
             pool=SimpleNamespace(lock=asyncio.Lock()),
@@ -168,7 +174,8 @@ def run(rank: int, world: int, tied: str, untied: str, out: Path) -> None:
         step = TrainingStep(workflow, {"main": policy}, rows, seed=0)
         asyncio.run(step.run())
         updated, worker.canary_scores = worker.canary_scores, None
-        assert updated == worker.score_canary(CANARY)[0] != results["canary"].tolist()
+        again = worker.score_canary(CANARY)[0]  # [] on a rank whose group's first one has the outputs
+        assert updated == again and (again != results["canary"].tolist() or groups == 1 == rank)
         batch = step.batches["main"]
         columns = batch.columns
         masks = [torch.tensor(row.response_mask).bool() for row in batch.rows]

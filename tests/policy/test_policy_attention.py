@@ -40,7 +40,7 @@ def test_flash_attn_4_does_not_pass_for_flash_attn(install):
     install_version_4(install)
     assert missing_attention("flash_attention_2") == "flash-attn is not installed"
     assert missing_attention("flash_attention_4") is None
-    with pytest.raises(doctor.Note, match="flash-attn is not installed; training needs it only"):
+    with pytest.raises(doctor.Note, match="flash-attn is not installed; nothing needs it"):
         doctor.check_flash_attn()
 
 

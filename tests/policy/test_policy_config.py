@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
@@ -37,11 +38,12 @@ def configure(composed):
         critic: dict | None = None,
         lr: float | None = None,
         sampling: dict | None = None,
+        lora: dict | None = None,
         **algorithm,
     ):
         config = OmegaConf.merge(composed, run or {})
         main = {"model": {"path": "m"}, "config": overrides or {}, "critic": critic, "lr": lr}
-        main["reference"] = bool(algorithm.get("kl_loss_coef"))
+        main |= {"reference": bool(algorithm.get("kl_loss_coef")), "lora": lora}
         policies = {"main": main, "other": {"model": {"path": "o"}}}
         agents = [{"name": "a", "policy": "main", "sampling": sampling or {}}]
         flow = Workflow(path="w", dag_id="w", agents=agents, policies=policies, nodes=[], algorithm=algorithm)
@@ -247,8 +249,6 @@ def test_the_layers_that_recompute_their_mlp_only_are_an_option_of_the_engine(co
     ("asked", "platform", "missing", "attention", "is_packed"),
     [
         ({"model.use_remove_padding": False}, "cuda", None, "sdpa", False),
-        # rows that are cut over GPUs keep verl's attention
-        ({"actor.fsdp_config.ulysses_sequence_parallel_size": 2}, "cuda", None, "flash_attention_2", True),
         # a torch without the kernel trains on padded rows
         ({}, "cuda", "varlen", "sdpa", False),
         # FlashAttention of a GPU's workflow is packed on the CPU all the same
@@ -259,6 +259,39 @@ def test_which_attention_computes_packed_rows(configure, monkeypatch, asked, pla
     monkeypatch.setattr(config_module, "missing_attention", lambda name: "old" if name == missing else None)
     model = configure(asked, platform=platform).actor_rollout_ref.model
     assert model.override_config == {"attn_implementation": attention} and model.use_remove_padding is is_packed
+
+
+@pytest.fixture
+def six_heads(monkeypatch):
+    """Models have six heads, and two key-value heads."""
+    model = SimpleNamespace(num_attention_heads=6, num_key_value_heads=2)
+    model.get_text_config = lambda: model
+    monkeypatch.setattr(config_module.AutoConfig, "from_pretrained", lambda *_arguments, **_options: model)
+
+
+@pytest.mark.parametrize(
+    "key", ["actor.ulysses_sequence_parallel_size", "actor.fsdp_config.ulysses_sequence_parallel_size"]
+)
+def test_all_models_of_a_policy_share_rows_among_as_many_gpus(configure, six_heads, key):
+    config = configure({key: 2}, processes=4, critic={}, platform="cuda")
+    node = config.actor_rollout_ref
+    engines = (node.actor.fsdp_config, node.ref.fsdp_config, config.critic.fsdp)
+    assert [engine.ulysses_sequence_parallel_size for engine in engines] == [2, 2, 2]
+    assert node.model.override_config == {"attn_implementation": "varlen"} and node.model.use_remove_padding
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "reason"),
+    [
+        (2, {"processes": 3}, "the policy has 3 processes, of which it has to be a divisor"),
+        (4, {"processes": 4}, "it has to divide the 6 heads of the model"),
+        (3, {"processes": 3}, "and its 2 key-value heads or be a multiple"),
+        (2, {"processes": 2, "lora": {"base": "other"}}, "adapters are not trained on rows that GPUs share"),
+    ],
+)
+def test_rows_that_the_gpus_cannot_share_are_one_line(configure, six_heads, size, options, reason):
+    with pytest.raises(UserError, match=f"^policy main: ulysses_sequence_parallel_size={size}: .*{reason}"):
+        configure(run={"actor_rollout_ref": {"actor": {"ulysses_sequence_parallel_size": size}}}, **options)
 
 
 def test_packed_attention_for_padded_rows_is_an_error(configure):

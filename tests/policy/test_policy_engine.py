@@ -21,6 +21,7 @@ CASES = [(name, loss) for name in ("padded", "packed", "packed_logits") for loss
 UNTIED = ("untied", "untied_kept", "untied_checkpointed", "untied_kept_checkpointed")
 CASES += [(name, "vanilla") for name in UNTIED]
 PAIRED = [(name, "spin") for name in ("padded", "packed")]
+SHARED = [("shared", loss) for loss in ("vanilla", "cpgd")]
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +63,12 @@ def test_each_engine_is_the_one_that_it_is_called(steps):
     kinds = {name: (step["attention"], bool(step["fused"])) for (_, name, _), step in steps.items()}
     padded = dict.fromkeys(("padded", "untied_padded"), ("sdpa", False))
     fused = dict.fromkeys(("packed", *UNTIED), ("varlen", True))
-    assert kinds == padded | fused | {"packed_logits": ("varlen", False)}
+    assert kinds == padded | fused | dict.fromkeys(("packed_logits", "shared"), ("varlen", False))
 
 
-@pytest.mark.parametrize(("name", "loss"), [*CASES, *PAIRED])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("ranks", "name", "loss"), [(ranks, *case) for ranks in (1, 2) for case in (*CASES, *PAIRED, *SHARED * (ranks - 1))]
+)
 @pytest.mark.parametrize(
     "what", ["old_log_probs", "ref_log_prob", "entropy", "values", "canary", "gradient", "weights", "critic"]
 )

@@ -125,7 +125,7 @@ def check_sglang() -> str:
 
 def check_flash_attn() -> str:
     if reason := missing_attention("flash_attention_2"):
-        raise Note(f"{reason}; training needs it only to split rows across GPUs (ulysses_sequence_parallel_size)")
+        raise Note(f"{reason}; nothing needs it unless `attn_implementation: flash_attention_2` asks for it")
     return _version("flash-attn") or "installed"
 
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 VARLEN = "varlen"
 """This package's attention over packed rows: `recipe.dag.policy.varlen`."""
 FLASH = "flash_attention_2"
-"""verl's default, and the only one that supports sequence parallelism (ulysses_sequence_parallel_size)."""
+"""verl's default."""
 PADDED = "sdpa"
 """torch's own attention, for rows that are not packed."""
 PACKAGES = {

@@ -11,6 +11,7 @@ import pickle
 from importlib.util import find_spec
 
 from omegaconf import DictConfig, OmegaConf, open_dict
+from transformers import AutoConfig
 
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.core.errors import UserError
@@ -89,6 +90,7 @@ def policy_config(
         if not node.actor.use_dynamic_bsz:  # one size for every pass, so that one layout of the rows fits all of them
             node.rollout.log_prob_micro_batch_size_per_gpu = node.actor.ppo_micro_batch_size_per_gpu
             node.ref.log_prob_micro_batch_size_per_gpu = node.actor.ppo_micro_batch_size_per_gpu
+        _apply_sequence_parallel(config, policy, name, model_path, processes)
         # verl advances the learning rate once per update, and an actor may wait for steps (`train_cycle`)
         node.actor.optim.total_training_steps = max(updates, 1)
         if node.actor.ppo_max_token_len_per_gpu is None:
@@ -197,7 +199,7 @@ def prepare_model(model: DictConfig, *, platform: str, sequence_parallel: bool) 
         # padded rows need no kernel for packed ones, but verl's sequence parallelism takes packed rows only
         if missing_attention(VARLEN) and not sequence_parallel:
             model.use_remove_padding = False
-        packed = FLASH if sequence_parallel else VARLEN
+        packed = FLASH if missing_attention(VARLEN) else VARLEN
         chosen = packed if model.use_remove_padding else PADDED
         model.override_config = {**model.override_config, "attn_implementation": chosen}
     backend = model.fused_kernel_options.impl_backend or ("torch" if platform == "cpu" else "triton")
@@ -210,6 +212,27 @@ def prepare_model(model: DictConfig, *, platform: str, sequence_parallel: bool) 
     }
     model.use_fused_kernels = False
     model.use_liger = platform != "cpu" and uses_liger(model)  # its kernels need a GPU
+
+
+def _apply_sequence_parallel(config: DictConfig, policy: Policy, name: str, model_path: str, processes: int) -> None:
+    """Give all models of a policy the actor's number of GPUs that share rows, since they read the same rows. Raises
+    UserError if its processes or the model's heads cannot be divided so."""
+    node = config.actor_rollout_ref
+    if (size := _ulysses(node)) == 1 or policy.frozen:
+        return
+    for part in (node.actor, node.actor.fsdp_config, node.ref, node.ref.fsdp_config, config.critic, config.critic.fsdp):
+        part.ulysses_sequence_parallel_size = size
+    model = AutoConfig.from_pretrained(model_path, trust_remote_code=policy.model.trust_remote_code).get_text_config()
+    heads, shared = model.num_attention_heads, model.num_key_value_heads
+    reason = ""
+    if policy.lora is not None:
+        reason = "adapters are not trained on rows that GPUs share; leave it out"
+    elif processes % size:
+        reason = f"the policy has {processes} processes, of which it has to be a divisor"
+    elif heads % size or shared % size and size % shared:
+        reason = f"it has to divide the {heads} heads of the model, and its {shared} key-value heads or be a multiple"
+    if reason:
+        raise UserError(f"policy {name}: ulysses_sequence_parallel_size={size}: {reason}")
 
 
 def _ulysses(node: DictConfig) -> int:

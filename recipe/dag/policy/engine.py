@@ -72,8 +72,12 @@ class PackedInputs(Engine):
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict, dict]:
         inputs, output_args = super().prepare_model_inputs(micro_batch)
-        if self.packs(micro_batch):
+        if tu.get_non_tensor_data(micro_batch, "use_remove_padding", True) and not self.pad_to_length:
             cu_lens, longest = offsets_of(micro_batch["input_ids"]).to(torch.int32), micro_batch["longest_row"]
+            tokens = cast(Tensor, micro_batch["input_ids"]).values().shape[0]
+            if padding := -tokens % self.ulysses_sequence_parallel_size:
+                # verl's, a row of its own, so that each rank has as many tokens
+                cu_lens = torch.cat([cu_lens, cu_lens[-1:] + padding])
             # transformers' names; without them every layer derives the offsets anew, and waits for the GPU to do so
             inputs |= {"cu_seq_lens_q": cu_lens, "cu_seq_lens_k": cu_lens}
             inputs |= {"max_length_q": longest, "max_length_k": longest}

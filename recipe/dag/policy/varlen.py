@@ -13,6 +13,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from verl.utils.ulysses import (
+    gather_heads_scatter_seq,
+    gather_seq_scatter_heads,
+    get_ulysses_sequence_parallel_group,
+    get_ulysses_sequence_parallel_world_size,
+)
 
 from recipe.dag.policy.attention import VARLEN
 
@@ -40,7 +46,8 @@ def attend(
     max_length_q: int | None = None,
     **unread: object,
 ) -> tuple[Tensor, None]:
-    """Return the attention of one packed sequence, [1, tokens, heads, head_dim].
+    """Return the attention of one packed sequence, [1, tokens, heads, head_dim]. In a group of ranks that share rows
+    (verl's `ulysses_sequence_parallel_size`), `tokens` are this rank's, and rows are those of all.
 
     query: [1, heads, tokens, head_dim]; key and value may have fewer heads
     cu_seq_lens_q: [rows + 1], offsets of the rows; without them, a row starts wherever `position_ids` is 0
@@ -60,6 +67,10 @@ def attend(
         raise ValueError(
             f"attn_implementation {VARLEN} does not support {name}, which this model needs; set sdpa instead"
         )
+    ranks = get_ulysses_sequence_parallel_world_size()
+    if ranks > 1:
+        position_ids = None if cu_seq_lens_q is not None else _gathered(position_ids, ranks)
+        query, key, value = (_whole_rows(states, ranks) for states in (query, key, value))
     if cu_seq_lens_q is None:
         cu_seq_lens_q, max_length_q = _lengths(position_ids, query.shape[2])
     query, key, value = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
@@ -68,7 +79,24 @@ def attend(
         out = _kernel(query, key, value, cu_seq_lens_q, int(max_length_q), scaling, sliding_window)
     else:
         out = _by_length(query, key, value, cu_seq_lens_q.tolist(), scaling, sliding_window, dropout)
-    return out.unsqueeze(0), None
+    out = out.unsqueeze(0)
+    return gather_heads_scatter_seq(out, head_dim=2, seq_dim=1) if ranks > 1 else out, None
+
+
+def _whole_rows(states: Tensor, ranks: int) -> Tensor:
+    """Return all tokens of this rank's share of the heads, from its share of the tokens of all heads,
+    [1, heads, tokens, head_dim]. Fewer key and value heads than ranks are repeated, one for each rank."""
+    repeats = max(ranks // states.shape[1], 1)
+    return gather_seq_scatter_heads(states.repeat_interleave(repeats, dim=1), seq_dim=2, head_dim=1)
+
+
+def _gathered(position_ids: Tensor | None, ranks: int) -> Tensor | None:
+    """Return the positions of all ranks' tokens, which continue each other."""
+    if position_ids is None:
+        return None
+    parts = [torch.empty_like(position_ids) for _ in range(ranks)]
+    torch.distributed.all_gather(parts, position_ids.contiguous(), group=get_ulysses_sequence_parallel_group())
+    return torch.cat(parts, dim=-1)
 
 
 def _lengths(position_ids: Tensor | None, tokens: int) -> tuple[Tensor, int]:
