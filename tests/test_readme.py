@@ -113,6 +113,9 @@ preprocess/test_preprocess_gsm8k.py::test_the_hubs_splits_become_the_two_files: 
   python preprocess/gsm8k.py --local_dir data/gsm8k
 preprocess/test_preprocess_split.py::test_any_schema_is_split: needs the data set
   python preprocess/split.py --input data/retool_sft/all.parquet --local_dir data/retool_sft --val_size 100
+settings/test_settings_sharing.py::test_plan_proposes_it_from_a_recorded_run: needs a run
+  verl-dag plan workflows/workflow_retool_ma_separate.yaml --from outputs/retool_ma_3b \
+model_path=Qwen/Qwen2.5-3B-Instruct trainer.n_gpus_per_node=4
 report/test_report_compare.py::test_the_command_prints_the_table_and_writes_it: needs runs
   verl-dag compare outputs/retool_ma_tiny outputs/retool_ma_single_agent_tiny outputs/retool_ma_no_tool_tiny -o \
 outputs/compare.json

@@ -103,3 +103,30 @@ def estimate_gpus(workflow: Workflow, config: DictConfig | None, gpu_gb: float |
         return {"no_gpus": f"Memory of each GPU: not estimated, {decision.unknown}{hint}"}
     apply(config, decision)
     return {"gpus": decision.memory, "choices": tuple(describe(decision, machine, config, workflow))}
+
+
+def propose_sharing(workflow: Workflow, config: DictConfig | None, folder: Path) -> tuple[str, ...]:
+    """Return which policies should share the GPUs of a run, by the metrics in the folder of an earlier one, as lines of
+    the plan. Raises UserError."""
+    from recipe.dag.core.errors import UserError
+    from recipe.dag.report.run_folder import read_run
+    from recipe.dag.settings.sharing import describe, loads_of, propose
+
+    run = read_run(folder)
+    if not run.config:
+        raise UserError(f"{folder}: has no launch, which says on how many GPUs it ran; pass the output folder of a run")
+    trainer, policies = run.config["trainer"], run.workflow.get("policies", {})
+    measured = trainer["n_gpus_per_node"] * trainer["nnodes"]
+    own = {name: policy["gpus"] for name, policy in policies.items() if policy.get("gpus")}
+    try:
+        loads = loads_of(workflow, run.metrics, measured, own)
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from error
+    gpus, machines = measured, trainer["nnodes"]
+    if config is not None:
+        gpus, machines = int(config.trainer.n_gpus_per_node or measured) * config.trainer.nnodes, config.trainer.nnodes
+    placements = propose(loads, gpus)
+    if machines > 1:  # where no policy can have its own
+        placements = [placement for placement in placements if not placement.own]
+    heading = f"Placement on {gpus} GPU{'s' * (gpus > 1)}, by the steps of {folder} (memory: plan with these settings)"
+    return (heading, *describe(loads, placements, gpus))

@@ -124,6 +124,8 @@ class Plan(Frozen):
     """Maximum per episode, without prompts, whose length depends on the data."""
     memory: tuple[PolicyMemory, ...] = ()
     gpus: tuple[PoolMemory, ...] = ()
+    sharing: tuple[str, ...] = ()
+    """Which policies should share GPUs by what a run has measured, in words."""
     choices: tuple[str, ...] = ()
     """Settings that were chosen to fit the machine, in words."""
     no_gpus: str | None = None

@@ -48,6 +48,7 @@ def to_text(plan: Plan) -> str:
     lines += _states_table(plan.memory) if plan.memory else []
     lines += ["", *plan.choices, *_gpu_table(plan.gpus)] if plan.gpus else []
     lines += ["", plan.no_gpus] if plan.no_gpus else []
+    lines += ["", *plan.sharing] if plan.sharing else []
     return "\n".join(line.rstrip() for line in lines)
 
 

@@ -120,12 +120,16 @@ def plan(
         bool, typer.Option("--reuse", help="Show instead what a prefix cache saves of each node's prompts.")
     ] = False,
     data: Annotated[str | None, typer.Option(help="With --reuse: problems to play, in place of made-up ones.")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RUN", help="Propose which policies share GPUs, by the metrics of this run."),
+    ] = None,
     config_path: ConfigPath = None,
     config_name: ConfigName = "dag",
 ) -> None:
     """Show what a workflow will do: agents, policies, order, training chain, token budget, and whether the run fits
     the memory of each GPU, for a configuration (--config-name, key=value ...)."""
-    from recipe.dag.app.inspection import estimate_memory, open_planned, predict_reuse
+    from recipe.dag.app.inspection import estimate_memory, open_planned, predict_reuse, propose_sharing
     from recipe.dag.workflow import render
     from recipe.dag.workflow.plan import make_plan
 
@@ -136,6 +140,8 @@ def plan(
         typer.echo("\n".join(predict_reuse(workflow, config, data)))
         return
     planned = make_plan(workflow).model_copy(update=estimate_memory(workflow, config, gpu_gb))
+    if run is not None:
+        planned = planned.model_copy(update={"sharing": propose_sharing(workflow, config, run)})
     typer.echo(renderers["mermaid" if mermaid else output_format](planned))
 
 
