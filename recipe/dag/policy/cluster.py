@@ -116,8 +116,11 @@ class Cluster:
             return ""
         if machine := lost_machine(self.machines):
             return f"the machine {machine} of {self.address} is lost; start Ray on it again, or on another"
-        process = lost_process(error)
-        return f"a process of the run is lost ({process})" if process else ""
+        if process := lost_process(error):
+            # a run may end for another reason long after it has lost a process that plays episodes
+            reason = f"{error}; " if isinstance(error, UserError) else ""
+            return f"{reason}a process of the run is lost ({process})"
+        return ""
 
     def _machines(self) -> list[dict[str, Any]]:
         import ray

@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recipe.dag.core.errors import UserError
+
 CONNECT_S, DEATH_S = 5.0, 2.0
 """Seconds that a machine may take to answer, and after which Ray knows a process as dead that others miss."""
 CRASH = "SYSTEM_ERROR"
@@ -29,12 +31,14 @@ def lost_machine(nodes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def lost_process(error: BaseException) -> str:
-    """Return the first process of the run that crashed, with Ray's reason; "" if none did. `error`: what the run ended
-    with; one of Ray's may come shortly before Ray knows of the process."""
+    """Return the first process of the run that crashed, with Ray's reason; "" if none did, or if `error`, with which
+    the run ended, cannot come from that. One of Ray's may come shortly before Ray knows of the process."""
     import ray
     from ray._private.state import actors
     from ray.exceptions import RayError
 
+    if not isinstance(error, RayError | UserError):
+        return ""
     job = ray.get_runtime_context().get_job_id()
     deadline = time.monotonic() + (DEATH_S if isinstance(error, RayError) else 0.0)
     while True:
