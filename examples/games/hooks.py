@@ -59,7 +59,7 @@ def number_of(sample: dict[str, Any], symbols: int) -> int:
 def payoff(episode: Episode, *, game: str) -> dict[str, list[float]]:
     """Pay both players the table's entry, or its smallest one if a choice is not in the table."""
     table = GAMES[game]
-    row, column = (call.parsed["action"] for call in _by_agent(episode))
+    row, column = (call.parsed.get("action") for call in _by_agent(episode))
     actions = range(len(table))
     paid = [reward for line in table for reward in line]
     worst, best = min(paid), max(paid)
@@ -71,7 +71,7 @@ def payoff(episode: Episode, *, game: str) -> dict[str, list[float]]:
 def guessed(episode: Episode, *, symbols: int, guesser: str = "guesser") -> dict[str, list[float]]:
     """Pay both players 1 if the guess is right."""
     (guess,) = episode.calls_of(guesser)
-    episode.outcome = float(guess.parsed["action"] == number_of(episode.sample, symbols))
+    episode.outcome = float(guess.parsed.get("action") == number_of(episode.sample, symbols))
     return {call.agent: [episode.outcome] for call in episode.calls}
 
 

@@ -108,6 +108,8 @@ def _calls_at(episode: Episode, node: str) -> list[Call]:
 
 
 def _run_of(call: Call) -> Run:
+    if "failed" in call.parsed and not call.text:  # the call was skipped
+        return Run()
     if "status" not in call.parsed:
         raise UserError(f"role_rewards: node '{call.node}' has no execution result; its hooks must be an Executor")
     return Run(call.parsed["status"] == "success", call.parsed["code"], call.parsed["stdout"])

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from recipe.dag.app.commands import audit, machine, records, runs, workflow_files
+from recipe.dag.app.commands import audit, machine, records, runs, what_if, workflow_files
 from recipe.dag.core.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -80,7 +80,14 @@ _panel(
     study=runs.study,
     merge=runs.merge,
 )
-_panel("Read results", trace=records.trace, compare=records.compare, pass_at_k=records.pass_at_k)
+_panel(
+    "Read results",
+    trace=records.trace,
+    replay=what_if.replay,
+    blame=what_if.blame,
+    compare=records.compare,
+    pass_at_k=records.pass_at_k,
+)
 _panel("This machine", doctor=machine.doctor, serve=machine.serve_model)
 
 sandbox = typer.Typer(help="The sandbox that runs the agents' programs, as a separate server.", no_args_is_help=True)

@@ -11,12 +11,13 @@ import asyncio
 import errno
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
     from recipe.dag.settings.typed import Typed
     from recipe.dag.types.model import Api
 
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
@@ -97,23 +100,26 @@ def launch(name: str, overrides: list[str], folder: Path | None = None, evaluati
 
     Raises UserError before anything is started, and SystemExit with the shell's code after a signal ended the run.
     """
-    with Interruption() as stop, _signals_reported(stop):
+    with Interruption() as stop, signals_reported(stop):
         if evaluation is not None:
             stop.way_back = "the same command goes on where it was"
         run = check(name, overrides, folder, evaluation, stop)
         with locked(run.folders), _full_disk_reported(run):
-            if run.workflow.local_policies():
-                prepare(run)
-                pools = plan_pools(
-                    run.workflow, nnodes=run.config.trainer.nnodes, n_gpus_per_node=run.config.trainer.n_gpus_per_node
-                )
-                # Ray must outlive the event loop, whose threads may still wait for it
-                with Cluster(run.config, pools, platform=run.platform) as cluster:
-                    asyncio.run(stop.run(execute(run, cluster)))
-            else:
-                load_user_code(run.workflow)
-                asyncio.run(stop.run(execute(run)))
+            with_cluster(run, partial(execute, run))
     return Path(run.config.output_dir)
+
+
+def with_cluster(run: Run, work: Callable[[Cluster | None], Coroutine[Any, Any, Result]]) -> Result:
+    """Return what `work` returns, which gets the cluster of the run's policies; None if all of them are APIs."""
+    if not run.workflow.local_policies():
+        load_user_code(run.workflow)
+        return asyncio.run(run.stop.run(work(None)))
+    prepare(run)
+    trainer = run.config.trainer
+    pools = plan_pools(run.workflow, nnodes=trainer.nnodes, n_gpus_per_node=trainer.n_gpus_per_node)
+    # Ray must outlive the event loop, whose threads may still wait for it
+    with Cluster(run.config, pools, platform=run.platform) as cluster:
+        return asyncio.run(run.stop.run(work(cluster)))
 
 
 def check(
@@ -152,11 +158,20 @@ def prepare(run: Run) -> None:
         print(f"warning: {warning}", file=sys.stderr)
 
 
-async def execute(run: Run, cluster: Cluster | None = None) -> None:
+async def execute(run: Run, cluster: Cluster | None) -> None:
     """Read the inputs, start the resources, and train or evaluate. `cluster`: None if all policies are APIs."""
     inputs = await read(run)
     if inputs is None:
         return
+    async with started(run, inputs, cluster) as resources:
+        await (_train if run.trains else _evaluate)(run, inputs, resources)
+
+
+@asynccontextmanager
+async def started(
+    run: Run, inputs: Inputs, cluster: Cluster | None, *, record: bool = True
+) -> AsyncIterator[Resources]:
+    """Start the resources, and end them. record: write what identifies the launch before the policies start."""
     run.workflow = await with_listed_tools(run.workflow)
     if cluster is not None:
         announce("loading verl")
@@ -174,11 +189,12 @@ async def execute(run: Run, cluster: Cluster | None = None) -> None:
             cluster.start()
             run.stop.install()
         await resources.ready()
-        write_record(run, inputs)
+        if record:
+            write_record(run, inputs)
         if cluster is not None:
             cluster.logs.open()
             await start(run, inputs, resources)
-        await (_train if run.trains else _evaluate)(run, inputs, resources)
+        yield resources
     except BaseException as error:
         lost = ""
         if cluster is not None and isinstance(error, Exception) and run.stop.signum is None:
@@ -304,7 +320,7 @@ def _check_trainable(config: DictConfig, workflow: Workflow) -> None:
 
 
 @contextmanager
-def _signals_reported(stop: Interruption) -> Iterator[None]:
+def signals_reported(stop: Interruption) -> Iterator[None]:
     """Print how to continue a run that a signal ended, and exit with the shell's code."""
     try:
         try:

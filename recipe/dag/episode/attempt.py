@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recipe.dag.episode.conversation import Conversation, Key
+from recipe.dag.episode.fork import Fork
 from recipe.dag.types.record import Call, Episode
 
 
@@ -27,6 +28,8 @@ class Attempt:
     validate: bool
     started: float = field(default_factory=time.perf_counter)
     """When the episode's first attempt started, on `time.perf_counter`."""
+    fork: Fork = field(default_factory=Fork)
+    """By default, every call is sampled."""
     tool_state: dict[str, dict] = field(default_factory=dict)
     """By `ToolSpec.key`."""
     env_tool_state: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -49,6 +52,7 @@ class Attempt:
             round_index=call.round,
             generation=call.generations,
             candidate=call.candidate,
+            draw=self.fork.draw,
         )
 
     def end_without_room(self, call: Call) -> None:
@@ -70,13 +74,15 @@ def generation_seed(
     generation: int,
     round_index: int = 0,
     candidate: int | None = None,
+    draw: int = 0,
 ) -> int:
     """Return a seed of 63 bits. `generation` counts the model's answers within the call, from 0; `candidate` is the
-    call's index among the candidates of its node."""
+    call's index among the candidates of its node; `draw` is that of a `Fork`."""
     # Round 0 is omitted, so that runs that started before there were loops resume with the same seeds. So is the first
     # candidate, which is what the node would have answered alone.
     later: tuple[object, ...] = (round_index,) if round_index else ()
     later += ("candidate", candidate) if candidate else ()
+    later += ("draw", draw) if draw else ()
     return _digest("generation", seed, step, validate, uid, index, node, turn, generation, *later) >> 1
 
 

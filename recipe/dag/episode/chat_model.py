@@ -64,7 +64,7 @@ class ChatModel:
         requests: list[Request] = []
         while True:
             try:
-                answer = await self._complete(call, attempt, limit, call.conversation)
+                answer = await self._complete(call, attempt, limit, call.conversation, _given(call, attempt))
             except PromptTooLong:
                 attempt.end_without_room(call)
                 call.ended_in_tool_call = bool(requests)
@@ -105,13 +105,20 @@ class ChatModel:
         answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         return as_text(messages[: max(answers, default=len(messages))])
 
-    async def _complete(self, call: Call, attempt: Attempt, limit: TimeLimit, messages: list[Message]) -> ChatAnswer:
-        """Return the model's next message; count it in the call."""
+    async def _complete(
+        self,
+        call: Call,
+        attempt: Attempt,
+        limit: TimeLimit,
+        messages: list[Message],
+        given: ChatAnswer | None = None,
+    ) -> ChatAnswer:
+        """Return the model's next message, or the one that a fork gives; count it in the call."""
         sampling = sampling_of(self._agent, attempt.validate, thinks=True)
         sampling["seed"] = attempt.seed_of(call)
         started = time.perf_counter()
         try:
-            answer = await self._endpoint.complete(
+            answer = given or await self._endpoint.complete(
                 messages,
                 sampling,
                 timeout_s=self._limits.generation_timeout_s or limit.left_s / 2,
@@ -124,6 +131,13 @@ class ChatModel:
         call.temperature = sampling["temperature"]
         call.generations += 1
         return answer
+
+
+def _given(call: Call, attempt: Attempt) -> ChatAnswer | None:
+    text = attempt.fork.text_of(call)
+    if text is None:
+        return attempt.fork.answer(call)
+    return ChatAnswer({"role": "assistant", "content": text}, "stop", {})
 
 
 def as_text(messages: Sequence[Message]) -> str:

@@ -154,11 +154,12 @@ class Rollout:
         return without_private(seen, node, self._private)
 
     async def _run_agent(self, runner: AgentRunner, slot: Slot, turn: Turn, seen: View) -> None:
-        choice = self._choices.get(slot[0])
-        if choice is not None and (count := choice.count(validate=self._attempt.validate)) > 1:
+        choice, call = self._choices.get(slot[0]), _new_call(runner, slot, turn)
+        silent = self._attempt.fork.silence(call) is not None
+        if choice is not None and not silent and (count := choice.count(validate=self._attempt.validate)) > 1:
             await self._run_candidates(runner, choice, count, slot, turn, seen)
             return
-        call = turn.calls[slot] = _new_call(runner, slot, turn)
+        turn.calls[slot] = call
         context = self._agent_context(runner, call, turn, seen)
         self._take(runner, slot, turn, call, await self._play(runner, call, context))
 
@@ -250,6 +251,8 @@ class Rollout:
 
     async def _play(self, runner: AgentRunner, call: Call, context: Context) -> Output:
         """Run the call. If the agent may fail, a failed call keeps what it holds and gets the reason."""
+        if (reason := self._attempt.fork.silence(call)) is not None:
+            return _failed(call, reason)
         try:
             output = await runner.run(call, context, self._attempt)
         except SkipCall as skip:

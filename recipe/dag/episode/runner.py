@@ -21,7 +21,8 @@ from recipe.dag.episode.candidates import load_choices
 from recipe.dag.episode.compute import load_compute
 from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.failure import check_masked, decide, describe, pause_s, run_error
-from recipe.dag.episode.graph import EpisodeNode, episode_graph
+from recipe.dag.episode.fork import Fork
+from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode, episode_graph
 from recipe.dag.episode.group_reward import score_groups
 from recipe.dag.episode.reward import load_rewards, run_reward, score, settle
 from recipe.dag.episode.rollout import NodeRunner, Rollout
@@ -73,9 +74,23 @@ class EpisodeRunner:
         """Whether some rewards are known only when the whole group has finished."""
         return bool(self._late_rewards)
 
-    async def run(self, sample: dict[str, Any], uid: str, index: int, *, step: int, validate: bool = False) -> Episode:
-        """Return one finished episode; `episode.fault` is the fault that ended it, if any. Raises UserError for an
-        error of the user's code (unless `on_user_error: mask`), and for any fault if `on_failure: fail`."""
+    @property
+    def graph(self) -> EpisodeGraph:
+        return self._graph
+
+    async def run(
+        self,
+        sample: dict[str, Any],
+        uid: str,
+        index: int,
+        *,
+        step: int,
+        validate: bool = False,
+        fork: Fork | None = None,
+    ) -> Episode:
+        """Return one finished episode; `episode.fault` is the fault that ended it, if any. fork: what some calls get in
+        place of an answer of their policy. Raises UserError for an error of the user's code (unless `on_user_error:
+        mask`), and for any fault if `on_failure: fail`."""
         if not isinstance(prompt := sample.get("prompt"), list):
             raise UserError(f"sample {uid}: `prompt` must be a list of chat messages, not {type(prompt).__name__}")
         spec, started, attempts = self._workflow.episode, time.perf_counter(), 0
@@ -84,7 +99,7 @@ class EpisodeRunner:
         while True:
             attempts += 1
             episode = Episode(uid, index, plain_copy(sample), faults=faults, attempts=attempts)
-            fault = await self._attempt(Attempt(episode, self._seed, step, validate, started))
+            fault = await self._attempt(Attempt(episode, self._seed, step, validate, started, fork or Fork()))
             episode.seconds = time.perf_counter() - started
             usage = episode.usage = with_calls(usage, episode.all_calls)
             if fault is None:

@@ -126,7 +126,8 @@ class TokenModel:
         while True:
             call.opened_thinking = thinking
             ids, room = call.prompt_ids + call.response_ids, self._room(call)
-            generation, stopped = await self._sample(call, attempt, limit, ids, room)
+            given = await self._given(call, attempt)
+            generation, stopped = await self._sample(call, attempt, limit, ids, room, given)
             _append(call, generation.response_ids, generation.log_probs, sampled=1)
             call.text = decode(generation.response_ids, skip_special_tokens=True)
             ended = self._end_of_turn is not None and generation.response_ids[-1:] == [self._end_of_turn]
@@ -183,10 +184,26 @@ class TokenModel:
         # A stop string ends the generation before the token that ends the turn.
         return ([] if ended else [self._end_of_turn]) + await self._continuation(messages)
 
+    async def _given(self, call: Call, attempt: Attempt) -> Generation | None:
+        """Return what a fork gives the call as its next generation."""
+        text = attempt.fork.text_of(call)
+        if text is None:
+            return attempt.fork.generation(call)
+        end = self._endpoint.tokenizer.eos_token_id if self._end_of_turn is None else self._end_of_turn
+        ids = [*(await self._endpoint.codec.encode(text)), end][: self._room(call)]
+        return Generation(ids, [0.0] * len(ids), "stop" if ids[-1] == end else "length")
+
     async def _sample(
-        self, call: Call, attempt: Attempt, limit: TimeLimit, prompt_ids: list[int], room: int
+        self,
+        call: Call,
+        attempt: Attempt,
+        limit: TimeLimit,
+        prompt_ids: list[int],
+        room: int,
+        given: Generation | None = None,
     ) -> tuple[Generation, bool]:
-        """Return one generation of at most `room` tokens, and whether a stop string ended it; count it in `call`."""
+        """Return one generation of at most `room` tokens, and whether a stop string ended it; count it in `call`.
+        given: what stands in for a generation."""
         episode, agent = attempt.episode, self._agent
         sampling = sampling_of(agent, attempt.validate, thinks=self._may_think(prompt_ids))
         stop = sampling["stop"]
@@ -194,7 +211,7 @@ class TokenModel:
         sampling["seed"] = attempt.seed_of(call)
         started = time.perf_counter()
         try:
-            generation = await generate(
+            generation = given or await generate(
                 self._endpoint.client,
                 f"{episode.uid}-{episode.index}-{agent.name}",
                 prompt_ids,

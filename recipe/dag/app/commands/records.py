@@ -34,6 +34,9 @@ def trace(
         bool, typer.Option(help="Print whole texts, prompts, the truth, the parts of rewards, stop reasons.")
     ] = False,
     svg: Annotated[Path | None, typer.Option(help="Write a picture to this file instead.")] = None,
+    what_if: Annotated[
+        Path | None, typer.Option("--what-if", help="With --output: the effects that verl-dag replay wrote.")
+    ] = None,
 ) -> None:
     """Show recorded episodes: one in the terminal, a list, or all of the run as a page for a browser."""
     from rich.console import Console
@@ -46,10 +49,14 @@ def trace(
     if output is not None:
         from recipe.dag.report.run_folder import read_run
         from recipe.dag.report.viewer.page import write_page
+        from recipe.dag.report.what_if import read_effects
 
         run = read_run(folder)
-        typer.echo(write_page(run, select(run.records, wanted, last_step=False), output))
+        effects = [] if what_if is None else read_effects(what_if)
+        typer.echo(write_page(run, select(run.records, wanted, last_step=False), output, effects))
         return
+    if what_if is not None:
+        raise UserError(f"--what-if {what_if}: is for a page; add --output FILE.html")
     records = read_records(folder)
     if list_:
         console = Console()

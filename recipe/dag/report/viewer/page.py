@@ -33,11 +33,14 @@ _LARGE = 64 * 2**20
 """Bytes of a page that browsers open slowly."""
 
 
-def write_page(run: Run, records: Sequence[Mapping[str, Any]], path: Path) -> str:
-    """Write the page and return a line about it. Raises UserError if it has no episode or cannot be written."""
+def write_page(
+    run: Run, records: Sequence[Mapping[str, Any]], path: Path, effects: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """Write the page and return a line about it. effects: of changes, as in the file of `verl-dag replay`. Raises
+    UserError if it has no episode or cannot be written."""
     if not records:
         raise UserError(f"{run.folder}: no recorded episode matches")
-    page = page_of(payload_of(run, records))
+    page = page_of(payload_of(run, records, effects))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, [page])
@@ -81,11 +84,12 @@ def _url(kind: str, text: str) -> str:
 def _data(payload: Payload) -> Iterable[str]:
     yield _script("index", payload.index)
     yield _script("vocabularies", payload.vocabularies)
+    yield _script("continuations", payload.continuations)
     for number, chunk in enumerate(payload.chunks):
         yield _script(f"chunk-{number}", chunk)
 
 
-def _script(name: str, data: Mapping[str, Any]) -> str:
+def _script(name: str, data: Mapping[str, Any] | Sequence[Any]) -> str:
     packed = base64.b64encode(gzip.compress(to_json(data), 6, mtime=0)).decode()
     return f'<script type="application/gzip" id="{name}">{packed}</script>'
 

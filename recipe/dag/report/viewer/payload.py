@@ -6,7 +6,7 @@ The browser reads the index at once and a chunk when one of its episodes is open
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,10 +34,13 @@ class Payload:
     """One per step and split, in the order of `index["episodes"][i]["chunk"]`."""
     vocabularies: dict[str, dict[int, str]]
     """Token id -> text, by policy."""
+    continuations: list[list[list[dict[str, Any]]]]
+    """The calls of each continuation of each of `index["effects"]`."""
 
 
-def payload_of(run: Run, records: Sequence[Mapping[str, Any]]) -> Payload:
-    """Return the page's data of a run; `records`: those of its episodes that the page has."""
+def payload_of(run: Run, records: Sequence[Mapping[str, Any]], effects: Sequence[Mapping[str, Any]] = ()) -> Payload:
+    """Return the page's data of a run; `records`: those of its episodes that the page has; `effects`: of changes to
+    recorded episodes."""
     problems: dict[tuple[str, str], int] = {}
     described: list[dict[str, Any]] = []
     chunks: dict[tuple[Any, str], _Chunk] = {}
@@ -59,9 +62,17 @@ def payload_of(run: Run, records: Sequence[Mapping[str, Any]]) -> Payload:
         "metrics": _columns(run.metrics),
         "problems": described,
         "episodes": episodes,
+        "effects": [{key: value for key, value in effect.items() if key != "episodes"} for effect in effects],
     }
     parts = [{"prompts": list(chunk.prompts), "episodes": chunk.episodes} for chunk in chunks.values()]
-    return Payload(index, parts, vocabularies(run, records))
+    continuations = [[_said(episode["calls"]) for episode in effect["episodes"]] for effect in effects]
+    return Payload(index, parts, vocabularies(run, records), continuations)
+
+
+def _said(calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return who said what."""
+    names = ("node", "agent", "turn", "round")
+    return [{name: call[name] for name in names} | {"text": call["completion"] or call["text"]} for call in calls]
 
 
 class _Chunk:

@@ -52,6 +52,25 @@
  * @typedef {{nodes: GraphNode[], edges: {places: Place[], loop: boolean}[]}} Graph
  * @typedef {{steps: number[], series: Record<string, (number | null)[]>}} Metrics
  *
+ * @typedef {[string, number, number]} SlotName  node, turn, round
+ * @typedef {{node: string, agent: string, turn: number, round: number, text: string}[]} Continuation
+ *
+ * @typedef {object} Effect  a recorded episode, played again with a change
+ * @property {number} step
+ * @property {string} split
+ * @property {string} uid
+ * @property {number} index
+ * @property {SlotName} at  the call at which it forks
+ * @property {string} agent  that call's
+ * @property {{kind: "none" | "silence" | "say" | "swap", agent: string, text: string}} change
+ * @property {string} weights
+ * @property {number | null} recorded
+ * @property {(number | null)[]} before  outcomes without the change, one for each of `after`
+ * @property {(number | null)[]} after
+ * @property {[number, number, number] | null} interval  mean difference, and its bounds
+ * @property {SlotName | null} first  the first call after the fork with another answer
+ * @property {boolean} repeats  whether the first continuation without a change is the record
+ *
  * @typedef {object} Index
  * @property {Record<string, any>} run
  * @property {Graph | null} graph
@@ -59,6 +78,7 @@
  * @property {Metrics} metrics
  * @property {Problem[]} problems
  * @property {Episode[]} episodes
+ * @property {Effect[]} effects
  *
  * @typedef {Record<string, any>} CallDetail  a call's record, and `prompt`, an index of its chunk's prompts
  * @typedef {Record<string, any> & {calls: CallDetail[]}} EpisodeDetail
@@ -88,6 +108,9 @@ export const loadIndex = () => load("index");
 
 /** @returns {Promise<Vocabularies>} */
 export const loadVocabularies = () => load("vocabularies");
+
+/** @returns {Promise<Continuation[][]>}  by effect */
+export const loadContinuations = () => load("continuations");
 
 /**
  * @param {number} number

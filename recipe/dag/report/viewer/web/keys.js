@@ -4,10 +4,11 @@
 
 import { otherAgent } from "./model.js";
 import { SCREENS } from "./route.js";
+import { routeOf } from "./what_if_screen.js";
 
 export const KEYS = [
-  ["1 to 6", "the screens: run, problems, group, episode, tokens, credit"],
-  ["j k", "next and previous call"],
+  ["1 to 7", "the screens: run, problems, group, episode, tokens, credit, what-if"],
+  ["j k", "next and previous call, or effect"],
   ["l h", "call of the next and of the previous agent"],
   ["] [", "next and previous sibling: the same problem in the same step"],
   ["} {", "the same problem at the next and at the previous step"],
@@ -24,11 +25,15 @@ export const KEYS = [
  * @returns {Partial<Route> | null}
  */
 export function follow(key, route, model) {
-  if (/^[1-6]$/.test(key)) {
+  if (/^[1-7]$/.test(key)) {
     return screen(SCREENS[Number(key) - 1], route, model);
   }
-  if ("[]{}".includes(key) && key !== "") {
+  if ("[]{}".includes(key) && key !== "" && route.screen !== "what-if") {
     return beside(key, route, model);
+  }
+  if (route.screen === "what-if") {
+    const to = { j: (route.call ?? -1) + 1, k: (route.call ?? 0) - 1 }[key];
+    return to === undefined || model.effects[to] === undefined ? null : routeOf(model.effects[to], to);
   }
   const episode = model.episodeAt(route);
   if (episode === undefined || !["episode", "tokens"].includes(route.screen)) {
@@ -64,6 +69,10 @@ export function screen(name, route, model) {
   const first = model.episodeAt(route) ?? shown.find((one) => one.step === shown[shown.length - 1].step);
   if (name === "run" || name === "credit") {
     return { screen: name, step: route.step };
+  }
+  if (name === "what-if") {
+    const at = model.effects.findIndex((one) => one.uid === route.uid && one.step === route.step);
+    return model.effects.length === 0 ? { screen: name } : routeOf(model.effects[Math.max(at, 0)], Math.max(at, 0));
   }
   if (name === "problems" || first === undefined) {
     return { screen: "problems", split: route.split };

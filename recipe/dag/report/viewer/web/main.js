@@ -14,6 +14,7 @@ import { Help, Search } from "./search.js";
 import { TokensScreen } from "./tokens_screen.js";
 import { Link } from "./ui.js";
 import { go, useRoute } from "./use_data.js";
+import { WhatIfScreen } from "./what_if_screen.js";
 
 /** @type {Record<string, any>} */
 const VIEWS = {
@@ -23,6 +24,7 @@ const VIEWS = {
   episode: EpisodeScreen,
   tokens: TokensScreen,
   credit: CreditScreen,
+  "what-if": WhatIfScreen,
 };
 const THEMES = ["light dark", "light", "dark"];
 
@@ -63,7 +65,9 @@ function Page({ model }) {
     document.documentElement.style.colorScheme = THEMES[theme];
     dispatchEvent(new Event("theme"));
   }, [theme]);
-  const present = SCREENS.filter((name) => name !== "credit" || model.splits.includes("train"));
+  /** @type {Record<string, boolean>} */
+  const empty = { credit: !model.splits.includes("train"), "what-if": model.effects.length === 0 };
+  const present = SCREENS.filter((name) => !empty[name]);
   return html`<nav aria-label="screens">
       ${present.map((name) => html`<${Link} key=${name} to=${screen(name, route, model)}
         current=${route.screen === name}>${name}<//>`)}
@@ -94,6 +98,9 @@ const place = /** @type {HTMLElement} */ (document.getElementById("app"));
 try {
   const model = new Model(await loadIndex());
   place.textContent = "";
+  if (location.hash === "" && model.effects.length > 0) {
+    go({ screen: "what-if" });
+  }
   render(html`<${Page} model=${model} />`, place);
   performance.mark("shown");
 } catch (error) {

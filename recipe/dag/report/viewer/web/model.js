@@ -25,6 +25,7 @@ export class Model {
     this.index = index;
     this.episodes = index.episodes;
     this.agents = index.agents;
+    this.effects = index.effects;
     this.steps = [...new Set([...index.metrics.steps, ...this.episodes.map((one) => one.step)])].sort((a, b) => a - b);
     this.splits = [...new Set(this.episodes.map((one) => one.split))];
     /** @type {Map<string, Episode[]>} */

@@ -2,16 +2,16 @@
 
 /**
  * @typedef {object} Route
- * @property {string} screen  run, problems, group, episode, tokens or credit
+ * @property {string} screen  run, problems, group, episode, tokens, credit or what-if
  * @property {number | null} step  null: the last one
  * @property {string} split
  * @property {string} uid
  * @property {number} index
- * @property {number | null} call  position of a call; null: none is chosen
+ * @property {number | null} call  position of a call, or of an effect; null: none is chosen
  * @property {string} column  what tokens are coloured by; empty: the first that there is
  */
 
-export const SCREENS = ["run", "problems", "group", "episode", "tokens", "credit"];
+export const SCREENS = ["run", "problems", "group", "episode", "tokens", "credit", "what-if"];
 
 /** @type {Route} */
 const START = { screen: "run", step: null, split: "", uid: "", index: 0, call: null, column: "" };

@@ -1,9 +1,9 @@
 // Hooks for what is unpacked later, and for the address.
 
 import { useEffect, useState } from "./html.js";
-import { loadChunk, loadVocabularies } from "./data.js";
+import { loadChunk, loadContinuations, loadVocabularies } from "./data.js";
 import { formatRoute, parseRoute } from "./route.js";
-/** @import { Chunk, Episode, EpisodeDetail, Vocabularies } from "./data.js" */
+/** @import { Chunk, Continuation, Episode, EpisodeDetail, Vocabularies } from "./data.js" */
 /** @import { Route } from "./route.js" */
 
 /**
@@ -31,6 +31,9 @@ export function useDetails(group) {
 
 /** @returns {Vocabularies | null} */
 export const useVocabularies = () => useLoaded(loadVocabularies, "vocabularies");
+
+/** @returns {Continuation[][] | null} */
+export const useContinuations = () => useLoaded(loadContinuations, "continuations");
 
 /**
  * @template T
