@@ -116,6 +116,10 @@ preprocess/test_preprocess_split.py::test_any_schema_is_split: needs the data se
 settings/test_settings_sharing.py::test_plan_proposes_it_from_a_recorded_run: needs a run
   verl-dag plan workflows/workflow_retool_ma_separate.yaml --from outputs/retool_ma_3b \
 model_path=Qwen/Qwen2.5-3B-Instruct trainer.n_gpus_per_node=4
+end_to_end/test_end_to_end_replay.py::test_a_page_answers_what_if_a_call_had_been_silent: needs a run
+  verl-dag replay outputs/retool_ma_tiny -o what_if.html
+end_to_end/test_end_to_end_replay.py::test_blame_has_a_line_for_each_agent: needs a run
+  verl-dag blame outputs/retool_ma_tiny --data outputs/retool_ma_tiny/data/test.parquet
 report/test_report_compare.py::test_the_command_prints_the_table_and_writes_it: needs runs
   verl-dag compare outputs/retool_ma_tiny outputs/retool_ma_single_agent_tiny outputs/retool_ma_no_tool_tiny -o \
 outputs/compare.json

@@ -73,7 +73,7 @@ def test_nothing_of_a_record_is_markup_and_nothing_is_loaded(run):
     parser.feed(page)
     scripts = [attrs for tag, attrs in parser.tags if tag == "script"]
     assert [script["type"] for script in scripts if "src" in script] == []
-    names = ["index", "vocabularies", *(f"chunk-{number}" for number in range(3))]
+    names = ["index", "vocabularies", "continuations", *(f"chunk-{number}" for number in range(3))]
     assert [script["id"] for script in scripts if script.get("type") == "application/gzip"] == names
     assert len(scripts) == len(names) + 4, "the import map, the licences, uPlot, and the start"
     assert "alert(1)</script>" not in page and "\x1b" not in page and "\u202e" not in page
