@@ -66,6 +66,17 @@ def test_an_episode_that_is_not_there(run, address, message):
         questions_of(run, [record(4)], [address], None)
 
 
+def test_an_agent_is_silent_or_swapped_from_its_first_call_on_and_must_have_one(run):
+    def at(place: str | None, agent: str) -> list[str]:
+        return [question.at[0] for question in questions_of(run, [record(5)], ["5/val-0/0"], place, agent=agent)]
+
+    assert at(None, "two") == ["two"] and at("one", "two") == ["one"]
+    with pytest.raises(UserError, match="agent one: has no call from two on; the episode's agents: one, two"):
+        at("two", "one")
+    with pytest.raises(UserError, match="agent three: has no call in val-0/0"):
+        at(None, "three")
+
+
 def test_policies_that_are_the_same_at_all_steps_are_started_once(run):
     _, workflow = reopened.read_launch(run)
     assert workflow.policies["main"].model.path == "/models/first", "what MODEL_PATH was"

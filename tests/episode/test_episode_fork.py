@@ -116,3 +116,26 @@ def test_an_address_is_a_node_a_turn_and_a_round(world):
     assert slot_at(episode, "talk_b.0.2") == ("talk_b", 0, 2) and name_of(("talk_b", 0, 2)) == "talk_b.0.2"
     with pytest.raises(UserError, match="its calls: solve_a, solve_b, talk_a, talk_b, talk_a.0.1"):
         slot_at(episode, "talk_b.1")
+
+
+ENV = """
+class Count:
+    def reset(self):
+        self.seen = []
+        return "start"
+    def step(self, actions, ground_truth):
+        self.seen += actions
+        return f"seen {len(self.seen)} {self.seen[-1]}", 0.0, False, {}
+"""
+
+
+def test_environments_are_stepped_again_and_later_turns_react_to_what_they_show(world):
+    nodes = [{"id": "play", "env": "count.py:Count", "sees_env": True}, {"id": "idle", "agent": "agent1"}]
+    flow = world.workflow(nodes, files={"count.py": ENV}, episode={"max_turns": 3})
+    runner = world.runner(flow, Client(by_seed))
+    recorded = recorded_of(runner, world.sample())
+    assert effect_of(runner, recorded, "play.1", Change()).repeats
+    effect = effect_of(runner, recorded, "play.1", Change("say", text="else"), n=1)
+    changed, kept = effect.after[0].calls, recorded.episode.calls
+    assert [call.text for call in changed[:4]] == [kept[0].text, kept[1].text, "else", kept[3].text]
+    assert (changed[4].observation, changed[2].observation) == ("seen 2 else", kept[2].observation)

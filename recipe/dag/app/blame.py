@@ -15,6 +15,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from recipe.dag.app.evaluate import find_checkpoint
 from recipe.dag.app.reopened import Reopened, Weights, reopen, weights_of
 from recipe.dag.core.printable import printable
 from recipe.dag.core.tasks import together
@@ -132,7 +133,9 @@ def blame(
     from recipe.dag.train.data import load_samples
 
     kept = weights_of(folder)
-    weights: Weights = checkpoint_folder or (kept[max(kept)] if kept else None)
+    weights: Weights = kept[max(kept)] if kept else None
+    if checkpoint_folder is not None:
+        weights = find_checkpoint(checkpoint_folder)
     samples = [
         (dict(sample), f"val-{index}")
         for index, sample in enumerate(load_samples(data, max_samples=max_samples, what="--data"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -79,7 +80,8 @@ def reopen(folder: Path, weights: Iterable[Weights], work: Callable[[Reopened], 
     UserError, and SystemExit after a signal."""
     config, workflow = read_launch(folder)
     workflow, names = with_weights(workflow, weights)
-    with tempfile.TemporaryDirectory(prefix="verl_dag_") as output, Interruption() as stop:
+    output = tempfile.mkdtemp(prefix="verl_dag_")
+    with Interruption() as stop:
         stop.way_back = "nothing was written"
         config.output_dir = output
         run = Run(config, workflow, stop, Evaluation())
@@ -92,7 +94,9 @@ def reopen(folder: Path, weights: Iterable[Weights], work: Callable[[Reopened], 
                 return await work(Reopened(config, run.workflow, names, resources))
 
         with signals_reported(stop):
-            return with_cluster(run, play)
+            answer = with_cluster(run, play)
+        shutil.rmtree(output, ignore_errors=True)  # after an error, a message names the logs in it
+        return answer
 
 
 def read_launch(folder: Path) -> tuple[DictConfig, Workflow]:

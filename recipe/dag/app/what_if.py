@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipe.dag.app.reopened import Reopened, Weights, reopen, weights_at, weights_of
+from recipe.dag.app.evaluate import find_checkpoint
+from recipe.dag.app.reopened import Reopened, Weights, read_launch, reopen, weights_at, weights_of
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.tasks import together
 from recipe.dag.episode.fork import Slot, key_of, slot_at
@@ -19,6 +20,7 @@ from recipe.dag.episode.replay import Change, Recorded, play_effect
 from recipe.dag.report.evaluation_log import episode_from
 from recipe.dag.report.pass_at_k import SOLVED
 from recipe.dag.report.what_if import effect_record
+from recipe.dag.types.record import Episode
 
 _ADVICE = "pass --episode STEP/UID/INDEX"
 
@@ -36,6 +38,8 @@ def ask(folder: Path, questions: Sequence[Question], change: Change, n: int) -> 
     """Return the effect of the change in each of the questions, as JSON. Raises UserError."""
     swapped, at = change.text.partition("@")[::2] if change.kind == "swap" else ("", "")
     others = weights_at(folder, _step(change.text, at)) if at else None
+    if change.kind == "swap" and swapped not in (known := read_launch(folder)[1].policies):
+        raise UserError(f"--swap {change.agent}={change.text}: no such policy; the run's: {', '.join(known)}")
 
     async def work(policies: Reopened) -> list[dict[str, Any]]:
         async def one(question: Question) -> dict[str, Any]:
@@ -43,9 +47,6 @@ def ask(folder: Path, questions: Sequence[Question], change: Change, n: int) -> 
             bound = 0 if recorded.validate else recorded.step - 1
             changed = None
             if change.kind == "swap":
-                known = sorted({policy for _, policy in policies.names})
-                if swapped not in known:
-                    raise UserError(f"--swap {change.agent}={change.text}: no such policy; known: {', '.join(known)}")
                 name = policies.names[others if at else weights, swapped]
                 changed = policies.runner(weights, swapped={change.agent: name}, bound=bound)
             effect = await play_effect(policies.runner(weights, bound=bound), recorded, question.at, change, n, changed)
@@ -67,13 +68,15 @@ def questions_of(
     records: Sequence[dict[str, Any]],
     episodes: Iterable[str],
     at: str | None,
-    checkpoint: Weights | str = "",
+    checkpoint: Path | None = None,
+    agent: str = "",
 ) -> list[Question]:
     """Return what to ask of a run's `records`.
 
     episodes: STEP/UID/INDEX; none: a problem of the validation at the first, a middle and the last step
-    at: the call, by default each of an episode
-    checkpoint: the weights that answer; "": those of the record
+    at: the call; by default each of an episode, or the first of `agent`
+    checkpoint: a checkpoint whose weights answer; None: those of the record
+    agent: the one that is silent or swapped from there on
 
     Raises UserError for what the records lack, and for weights that the run did not keep.
     """
@@ -82,11 +85,24 @@ def questions_of(
     for record in chosen:
         validate = record.get("split", "train") == "validation"
         recorded = Recorded(episode_from(record), record["step"], validate)
-        weights = weights_at(folder, record["step"] - (not validate)) if checkpoint == "" else checkpoint
-        slots = dict.fromkeys(key_of(call)[:3] for call in recorded.episode.calls)
-        places = list(slots) if at is None else [slot_at(recorded.episode, at)]
-        questions += [Question(recorded, slot, weights) for slot in places]
+        weights = find_checkpoint(checkpoint) if checkpoint else weights_at(folder, record["step"] - (not validate))
+        questions += [Question(recorded, slot, weights) for slot in _places(recorded.episode, at, agent)]
     return questions
+
+
+def _places(episode: Episode, at: str | None, agent: str) -> list[Slot]:
+    """Return the calls to fork at. Raises UserError if the agent has no call from there on."""
+    if at is None and not agent:
+        return list(dict.fromkeys(key_of(call)[:3] for call in episode.calls))
+    first = slot_at(episode, at) if at is not None else key_of(episode.calls[0])[:3]
+    slots = [key_of(call)[:3] for call in episode.calls]
+    own = [slot for slot, call in zip(slots, episode.calls, strict=True) if agent in ("", call.agent)]
+    later = [slot for slot in own if slots.index(slot) >= slots.index(first)]
+    if not later:
+        agents = ", ".join(dict.fromkeys(call.agent for call in episode.calls))
+        where = f"from {at} on" if at is not None else f"in {episode.uid}/{episode.index}"
+        raise UserError(f"agent {agent}: has no call {where}; the episode's agents: {agents}")
+    return [first if at is not None else later[0]]
 
 
 def _find(records: Iterable[dict[str, Any]], address: str) -> dict[str, Any]:

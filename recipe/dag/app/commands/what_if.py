@@ -20,10 +20,13 @@ def replay(
         typer.Option(help="STEP/UID/INDEX; several are possible. (default: a problem of the validation, at 3 steps)"),
     ] = None,
     at: Annotated[
-        str | None, typer.Option(metavar="NODE[.TURN[.ROUND]]", help="The call to fork at. (default: each in turn)")
+        str | None,
+        typer.Option(
+            metavar="NODE[.TURN[.ROUND]]", help="The call to fork at. (default: each in turn, or the agent's first)"
+        ),
     ] = None,
     silence: Annotated[
-        str | None, typer.Option(metavar="AGENT", help="It says nothing from there on. (default: that call is silent)")
+        str | None, typer.Option(metavar="AGENT", help="Its calls from there on are silent. (default: that call alone)")
     ] = None,
     say: Annotated[str | None, typer.Option(metavar="TEXT", help="The call says this.")] = None,
     swap: Annotated[
@@ -50,7 +53,7 @@ def replay(
     if output is not None and output.suffix not in (".html", ".json"):
         raise UserError(f"{output}: write a page, FILE.html, or the effects, FILE.json")
     run = read_run(folder)
-    questions = questions_of(folder, run.records, episode or [], at, "" if checkpoint is None else checkpoint)
+    questions = questions_of(folder, run.records, episode or [], at, checkpoint, change.agent)
     effects = ask(folder, questions, change, n)
     typer.echo("\n".join(lines_of(effects)))
     if output is None:
