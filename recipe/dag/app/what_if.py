@@ -59,7 +59,7 @@ def ask(folder: Path, questions: Sequence[Question], change: Change, n: int) -> 
 
 def _step(option: str, text: str) -> int:
     if not text.isdecimal():
-        raise UserError(f"--swap ...={option}: write POLICY@STEP, such as main@0 for the start of the run")
+        raise UserError(f"--swap: {option}: write POLICY@STEP, such as main@0 for the start of the run")
     return int(text)
 
 

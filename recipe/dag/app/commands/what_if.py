@@ -21,9 +21,7 @@ def replay(
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option(
-            metavar="NODE[.TURN[.ROUND]]", help="The call to fork at. (default: each in turn, or the agent's first)"
-        ),
+        typer.Option(metavar="NODE[.TURN[.ROUND]]", help="Where to fork. (default: each call, or the agent's first)"),
     ] = None,
     silence: Annotated[
         str | None, typer.Option(metavar="AGENT", help="Its calls from there on are silent. (default: that call alone)")
