@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType, SimpleNamespace
+
 import pytest
 import torch
 
+from recipe.dag.policy import dense_adapters
 from recipe.dag.policy.dense_adapters import Products
 
 RANK, IN, ENDS = 4, 6, (0, 5, 8, 9)
@@ -70,3 +74,43 @@ def test_an_adapter_that_replaces_a_larger_one_gets_nothing_of_it():
             x = torch.randn(3, IN)
             output = products.expand(products.shrink(x, pool.a), pool.b, ENDS, torch.zeros(3, OUT))
             torch.testing.assert_close(output, pool.expected(x, owners, scalings))
+
+
+def test_sglangs_pool_and_layers_reach_the_products(monkeypatch):
+    registry, pools = {}, ModuleType("sglang.srt.lora.mem_pool")
+
+    class Backend:
+        def __init__(self, places, device):
+            self.device = device
+
+    class LoRAMemoryPool:
+        def load_lora_weight_to_buffer(self, uid, buffer_id, lora_adapter):
+            pool.load(buffer_id, 0 if uid is None else lora_adapter.config.r)
+
+    registries = ModuleType("sglang.srt.lora.backend.lora_registry")
+    vars(registries)["register_lora_backend"] = lambda name: lambda make: registry.update({name: make})
+    bases = ModuleType("sglang.srt.lora.backend.base_backend")
+    vars(bases)["BaseLoRABackend"], vars(pools)["LoRAMemoryPool"] = Backend, LoRAMemoryPool
+    names = ("sglang", "sglang.srt", "sglang.srt.lora", "sglang.srt.lora.backend")
+    for module in (*map(ModuleType, names), registries, bases, pools):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    dense_adapters.register()
+
+    pool = Pool(2)
+    backend = registry["dense"]()(max_loras_per_batch=2, device=torch.device("cpu"), server_args=None)
+    LoRAMemoryPool().load_lora_weight_to_buffer("a@1", 0, SimpleNamespace(config=SimpleNamespace(r=2)))
+    LoRAMemoryPool().load_lora_weight_to_buffer(None, 1, None)
+    forward = SimpleNamespace(is_extend=lambda: True)
+    batch = SimpleNamespace(forward_mode=forward, extend_seq_lens_cpu=[2, 1])
+    backend.prepare_lora_batch(batch, [0, 1], [2, 0], [3.0, 0.0], use_cuda_graph=False)
+    x, ends = torch.randn(3, IN), torch.tensor(ENDS)
+    output = backend.run_qkv_lora(
+        x,
+        pool.a,
+        pool.b,
+        output_offset=None,
+        output_offset_cpu=ends,
+        max_qkv_out_dim=5,
+        base_output=torch.zeros(3, OUT),
+    )
+    torch.testing.assert_close(output, pool.expected(x, [0, 0, 1], [3.0, 0.0]))
