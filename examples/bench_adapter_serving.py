@@ -136,8 +136,8 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     """Measure one arm in this process."""
     from sglang.srt.entrypoints.engine import Engine  # pyright: ignore[reportMissingImports]  # on a CUDA host only
 
-    from recipe.dag.policy import dense_adapters
     from recipe.dag.policy.adapter_config import TARGETS
+    from recipe.dag.policy.sglang_scheduler import run_scheduler_process
     from recipe.dag.workflow.model_size import size_of
 
     name, *changes = args.arm.split("+")
@@ -151,8 +151,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
         # as a run's servers, which have a place for the base
         options = options | {"enable_lora": True, "max_lora_rank": RANK, "max_loras_per_batch": len(names) + 1}
         options |= {"lora_target_modules": list(TARGETS)}
-    if options.get("lora_backend") == dense_adapters.NAME:
-        Engine.run_scheduler_process_func = staticmethod(dense_adapters.run_scheduler_process)
+    Engine.run_scheduler_process_func = staticmethod(run_scheduler_process)
     started = time.monotonic()
     engine = Engine(
         model_path=args.model,

@@ -65,6 +65,18 @@ def test_a_change_reaches_descendants_only_and_what_is_recorded_is_not_asked_aga
         assert effect.repeats, "without the change, the call at the fork keeps its words"
 
 
+def test_an_agent_of_parallel_nodes_is_silent_in_all_of_them_and_not_before(world):
+    nodes = {"start": {}, "left": {"after": ["start"]}, "right": {"after": ["start"], "agent": "agent1"}}
+    runner = world.runner(flow_of(world, nodes, hook=None), Client(by_seed))
+    recorded = recorded_of(runner, world.sample())
+    agent = recorded.episode.calls[1].agent
+    assert [call.agent for call in recorded.episode.calls[1:]] == [agent, agent]
+    (episode,) = effect_of(runner, recorded, "left", Change("silence", agent), n=1).after
+    assert [call.text == "" for call in episode.calls] == [False, True, True]
+    (episode,) = effect_of(runner, recorded, "start", Change("silence", agent), n=1).after
+    assert episode.calls[0].text == recorded.episode.calls[0].text, "a call of another agent is not asked again"
+
+
 def test_a_silent_agent_is_silent_from_the_fork_on(world):
     runner = world.runner(debate(world), Client(by_seed))
     recorded = recorded_of(runner, world.sample())

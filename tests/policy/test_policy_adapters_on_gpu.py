@@ -67,7 +67,7 @@ def serve(folder: Path) -> dict[str, Any]:
 
     from recipe.dag.platform.adapter_weights import merge, target_layers, write_adapter
     from recipe.dag.policy.adapter_config import _server_arguments
-    from recipe.dag.policy.dense_adapters import run_scheduler_process
+    from recipe.dag.policy.sglang_scheduler import run_scheduler_process
     from recipe.dag.workflow.adapter_shape import AdapterShape
 
     shapes = {"a": AdapterShape(16, 32.0, ("all-linear",)), "b": AdapterShape(8, 16.0, ("all-linear",))}

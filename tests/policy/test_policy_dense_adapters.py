@@ -100,7 +100,7 @@ def test_sglangs_pool_and_layers_reach_the_products(monkeypatch):
     backend = registry["dense"]()(max_loras_per_batch=2, device=torch.device("cpu"), server_args=None)
     LoRAMemoryPool().load_lora_weight_to_buffer("a@1", 0, SimpleNamespace(config=SimpleNamespace(r=2)))
     LoRAMemoryPool().load_lora_weight_to_buffer(None, 1, None)
-    forward = SimpleNamespace(is_extend=lambda: True)
+    forward = SimpleNamespace(is_extend=lambda: True, is_target_verify=lambda: False)
     batch = SimpleNamespace(forward_mode=forward, extend_seq_lens_cpu=[2, 1])
     backend.prepare_lora_batch(batch, [0, 1], [2, 0], [3.0, 0.0], use_cuda_graph=False)
     x, ends = torch.randn(3, IN), torch.tensor(ENDS)

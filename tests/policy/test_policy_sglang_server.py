@@ -20,6 +20,7 @@ class ServerArgs:
     model_path: str
     enable_weights_cpu_backup: bool = False
     disable_overlap_schedule: bool = False
+    tp_size: int = 1
     enable_prefill_delayer: bool = False
     prefill_delayer_queue_min_ratio: float | None = None
     prefill_delayer_max_delay_ms: float | None = None
@@ -67,6 +68,10 @@ def make_server(monkeypatch):
     vars(stock).update(ServerArgs=ServerArgs, SGLangHttpServer=StockServer, SGLangReplica=object)
     monkeypatch.setitem(sys.modules, STOCK, stock)
     monkeypatch.setattr("verl.workers.rollout.sglang_rollout.async_sglang_server", stock, raising=False)
+    engine, entrypoints = ModuleType("sglang.srt.entrypoints.engine"), ModuleType("sglang.srt.entrypoints")
+    vars(entrypoints)["engine"] = engine
+    for module in (ModuleType("sglang"), ModuleType("sglang.srt"), entrypoints, engine):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.delitem(sys.modules, OURS, raising=False)
     from recipe.dag.policy.sglang_server import PolicyServer
 
@@ -101,8 +106,9 @@ def test_only_a_server_whose_weights_are_all_synced_goes_without_the_copy(make_s
         ({"prefill_delayer_queue_min_ratio": 0.5}, 0.5),
         ({"enable_prefill_delayer": False}, None),
         ({"disable_overlap_schedule": True}, None),
+        ({"tp_size": 2}, None),
     ],
-    ids=["by default", "another share", "off", "impossible"],
+    ids=["by default", "another share", "off", "no overlap", "several ranks"],
 )
 def test_prompts_wait_for_others_unless_the_user_says_otherwise(make_server, own, ratio):
     from verl.workers.rollout.replica import RolloutMode
@@ -113,20 +119,33 @@ def test_prompts_wait_for_others_unless_the_user_says_otherwise(make_server, own
     assert server.args.prefill_delayer_queue_min_ratio == ratio
 
 
-def test_the_scheduler_of_a_server_with_adapters_knows_the_dense_back_end(make_server, monkeypatch):
+def test_sglangs_scheduler_is_started_with_this_projects_changes(make_server):
     from verl.workers.rollout.replica import RolloutMode
 
-    from recipe.dag.policy.dense_adapters import run_scheduler_process
+    from recipe.dag.policy.sglang_scheduler import run_scheduler_process
 
-    engine = ModuleType("sglang.srt.entrypoints.engine")
-    entrypoints = ModuleType("sglang.srt.entrypoints")
-    vars(entrypoints)["engine"] = engine
-    for module in (ModuleType("sglang"), ModuleType("sglang.srt"), entrypoints, engine):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    server = make_server({"engine_kwargs": {"sglang": {"lora_backend": "dense"}}}, RolloutMode.HYBRID)
-    monkeypatch.setattr(StockServer, "launch_server", lambda self, **_: asyncio.sleep(0))
+    server = make_server({}, RolloutMode.HYBRID)
     asyncio.run(server.launch_server(master_address="model"))
+    engine = sys.modules["sglang.srt.entrypoints.engine"]
     assert vars(engine)["run_scheduler_process"] is run_scheduler_process
+
+
+def test_prompts_of_a_full_server_wait_for_a_tenth_of_its_places(monkeypatch):
+    from recipe.dag.policy.sglang_scheduler import limit_delay
+
+    class PrefillDelayer:
+        def _negotiate_should_allow_prefill(self, **given):
+            return given["max_running_requests"] - given["running_batch"] >= given["max_prefill_bs"]
+
+    delayer = ModuleType("sglang.srt.managers.prefill_delayer")
+    vars(delayer)["PrefillDelayer"] = PrefillDelayer
+    for module in (*map(ModuleType, ("sglang", "sglang.srt", "sglang.srt.managers")), delayer):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    limit_delay()
+    allows = PrefillDelayer()._negotiate_should_allow_prefill
+    assert allows(running_batch=220, max_prefill_bs=256, max_running_requests=256)
+    assert not allows(running_batch=240, max_prefill_bs=256, max_running_requests=256)
+    assert allows(running_batch=240, max_prefill_bs=4, max_running_requests=256)
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -1,13 +1,15 @@
 """`verl-dag blame`: how much the outcome depends on each agent.
 
 Invariant: an episode with a change and the one without it have the same seeds, and the calls that no call of the agent
-can reach keep their words. An interval is a bootstrap over problems, since the episodes of one are alike.
+can reach keep their words. An interval is a bootstrap over problems, since the episodes of one are alike. Reward nodes
+that read groups of episodes, and those after them, are not run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -73,6 +75,8 @@ async def shares(
         for change in CHANGES:
             if (change == "start" and agent not in at_start) or (change == "sibling" and n == 1):
                 continue
+            if change == "sibling" and not any(c.response_ids for one in base for c in one.calls_of(agent)):
+                continue  # an API's answers are not given by token ids
             playing = at_start[agent] if change == "start" else runner
 
             async def again(episode: Episode, agent=agent, change=change, playing=playing) -> Episode:
@@ -99,10 +103,11 @@ async def _limited(again: Callable[[Episode], Any], episodes: Sequence[Episode],
 
 def _fork(runner: EpisodeRunner, episode: Episode, agent: str, change: str, sibling: Episode) -> Fork:
     slots = [key_of(call)[:3] for call in episode.calls_of(agent)]
-    recorded, before = recorded_calls(runner.graph, episode, slots)
+    # without those before: what a program prints may differ, and is then read with the same seeds
+    recorded, _ = recorded_calls(runner.graph, episode, slots)
     silent = frozenset([agent] if change == "silent" else ())
     said = {key_of(call)[:3]: call for call in sibling.calls_of(agent)} if change == "sibling" else {}
-    return Fork(recorded, before, silent_agents=silent, words=said)
+    return Fork(recorded, silent_agents=silent, words=said)
 
 
 def _share(
@@ -112,7 +117,8 @@ def _share(
     for uid, old, new in zip(uids, before, after, strict=True):
         by_problem.setdefault(uid, []).extend(paired([old], [new]))
     means = [fmean(differences) for differences in by_problem.values() if differences]
-    return Share(agent, change, bootstrap(means) if means else None, sum(map(len, by_problem.values())))
+    interval = bootstrap(means) if len(means) > 1 else (means[0], -inf, inf) if means else None
+    return Share(agent, change, interval, sum(map(len, by_problem.values())))
 
 
 def most_needed(found: Sequence[Share]) -> str | None:
@@ -131,6 +137,7 @@ def blame(
     """Return what `shares` does for the last weights of the run in `folder`, or those of a `global_step_N`, and the
     problems in `data`. Raises UserError."""
     from recipe.dag.train.data import load_samples
+    from recipe.dag.train.rollout import episodes_at_once
 
     kept = weights_of(folder)
     weights: Weights = kept[max(kept)] if kept else None
@@ -148,7 +155,7 @@ def blame(
             if name != policies.names[weights, agent.policy]:
                 at_start[agent.name] = policies.runner(weights, swapped={agent.name: name})
         step = 0 if weights is None else checkpoint.step_of(weights)
-        limit = int(policies.config.rollout.max_in_flight)
+        limit = episodes_at_once(policies.config)
         runner = policies.runner(weights)
         return await shares(runner, at_start, samples, n, step=step, value=value, max_in_flight=limit)
 

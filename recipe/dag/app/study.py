@@ -225,7 +225,7 @@ class Runner:
             if self.signal:  # a script that is ended leaves the program that it awaits
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-        if code == 0:
+        if code == 0 and not self.signal:
             replace_file(plan.folder / "finished.json", [to_json(plan.arguments, indent=1), b"\n"])
             print(f"{plan.arm}, seed {plan.seed}: finished", flush=True)
             return ""
@@ -269,14 +269,19 @@ def figures_of(study: Study, wanted: Sequence[Plan]) -> Figures:
 
 def voted(result: Result, folder: Path, k: int) -> Result:
     """Return a run's result if each answer is the most frequent of `k`, the earliest after a tie. Raises UserError."""
-    scores = {}
+    scores, is_boxed = {}, False
     for problem, episodes in read_answers(folder).items():
         if len(episodes) < k:
-            raise UserError(f"{folder}: a vote of {k} needs as many answers; set `settings: {{validation.n: {k}}}`")
+            continue  # an episode failed, or validation.n is smaller
         answers = [extract_answer(episode["trajectory"][-1]["agent_output"]) for episode in episodes[:k]]
+        is_boxed = is_boxed or any(answer is not None for answer in answers)
         winner = elect(answers, "answer", "first").parsed["answer"]
         solved = winner is not None and episodes[answers.index(winner)]["metrics"]["is_correct"]
         scores[problem] = float(solved)
+    if not scores:
+        raise UserError(f"{folder}: a vote of {k} needs as many answers; set `settings: {{validation.n: {k}}}`")
+    if not is_boxed:
+        raise UserError(f"{folder}: no answer is in \\boxed{{}}, which a vote reads; remove the arm")
     tokens = None if result.answer_tokens is None else k * result.answer_tokens
     return replace(result, scores=scores, curves={}, answer_tokens=tokens, hours=0.0)
 

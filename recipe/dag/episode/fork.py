@@ -82,8 +82,8 @@ class Fork:
     def _differs(self, key: Key) -> None:
         if key in self.before:
             raise UserError(
-                f"node {name_of(key[:3])}: has another prompt than in the record: the workflow's code, its tools or "
-                "the tokenizer have changed since; check out the commit in the run's launch.json"
+                f"node {name_of(key[:3])}: has another prompt than in the record: a tool does not repeat its results, "
+                "or the workflow's code, its tools or the tokenizer have changed since (launch.json names the commit)"
             )
 
 

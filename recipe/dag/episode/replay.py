@@ -44,7 +44,7 @@ class Change:
 
     def fork(self, graph: EpisodeGraph, recorded: Recorded, at: Slot, draw: int) -> Fork:
         """Return the fork of one continuation."""
-        calls, before = recorded_calls(graph, recorded.episode, [at])
+        calls, before = recorded_calls(graph, recorded.episode, self._places(recorded.episode, at))
         silent = frozenset([at] if self.kind == "silence" and not self.agent else ())
         agents = frozenset([self.agent] if self.kind == "silence" and self.agent else ())
         texts = {at: self.text} if self.kind == "say" else {}
@@ -54,7 +54,15 @@ class Change:
         """Return the fork without the change: where the change sets the text of the call at the fork, that is the
         record's; where another policy samples it, it is sampled."""
         keep = self.kind in ("silence", "say")
-        return Fork(*recorded_calls(graph, recorded.episode, [at], keep=keep), draw=draw)
+        return Fork(*recorded_calls(graph, recorded.episode, self._places(recorded.episode, at), keep=keep), draw=draw)
+
+    def _places(self, episode: Episode, at: Slot) -> list[Slot]:
+        """Return the calls that are changed: those of the agent from `at` on, or that at `at`."""
+        if self.kind == "say" or not self.agent:
+            return [at]
+        slots = [key_of(call)[:3] for call in episode.calls]
+        later = zip(slots[slots.index(at) :], episode.calls[slots.index(at) :], strict=True)
+        return [slot for slot, call in later if call.agent == self.agent] or [at]
 
 
 def recorded_calls(

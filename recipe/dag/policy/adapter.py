@@ -35,7 +35,7 @@ class AdapterHost(PolicyRuntime):
         """`adapters`: those that are trained; without any, there are servers only."""
         super().__init__(name, config, pool, trained=False)
         self.adapters = tuple(adapters)
-        self.awake, self.waking = False, asyncio.Lock()
+        self.awake, self.waking, self.writing = False, asyncio.Lock(), asyncio.Lock()
 
     async def start(self) -> None:
         if self.adapters:
@@ -111,7 +111,8 @@ class AdapterPolicy(PolicyRuntime):
         # servers may still unload the last version, and have had a step's time for those before it
         kept = {str(folder), str(root / f"{self.name}@{self.version}")}
         stale = [str(old) for old in root.glob(f"{self.name}@*") if str(old) not in kept]
-        await asyncio.to_thread(self.workers.write_adapter, self.name, str(folder), stale)
+        async with self.host.writing:  # a collective: all ranks get these calls in one order
+            await asyncio.to_thread(self.workers.write_adapter, self.name, str(folder), stale)
         await self.host.serve(self.name, version, folder)
         await self.host.wake(version)
         self.version = version

@@ -112,13 +112,13 @@ class Cluster:
         is."""
         import ray
 
-        if not ray.is_initialized():
+        if not ray.is_initialized() or not isinstance(error, ray.exceptions.RayError | UserError):
             return ""
+        # a run may end for another reason long after it has lost a machine, or a process that plays episodes
+        reason = f"{error}; " if isinstance(error, UserError) else ""
         if machine := lost_machine(self.machines):
-            return f"the machine {machine} of {self.address} is lost; start Ray on it again, or on another"
+            return f"{reason}the machine {machine} of {self.address} is lost; start Ray on it again, or on another"
         if process := lost_process(error):
-            # a run may end for another reason long after it has lost a process that plays episodes
-            reason = f"{error}; " if isinstance(error, UserError) else ""
             return f"{reason}a process of the run is lost ({process})"
         return ""
 

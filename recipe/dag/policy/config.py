@@ -93,6 +93,7 @@ def policy_config(
         _apply_sequence_parallel(config, policy, name, model_path, processes)
         # verl advances the learning rate once per update, and an actor may wait for steps (`train_cycle`)
         node.actor.optim.total_training_steps = max(updates, 1)
+        check_schedule(node.actor.optim, run, f"policy {name}")
         if node.actor.ppo_max_token_len_per_gpu is None:
             node.actor.ppo_max_token_len_per_gpu = default_tokens(node.rollout.max_model_len)
     if policy.frozen:
@@ -214,6 +215,16 @@ def prepare_model(model: DictConfig, *, platform: str, sequence_parallel: bool) 
     model.use_liger = platform != "cpu" and uses_liger(model)  # its kernels need a GPU
 
 
+def check_schedule(optim: DictConfig, run: DictConfig, who: str) -> None:
+    """Raise UserError for a learning rate that follows the last step, where tokens end the run."""
+    by_share = (optim.lr_warmup_steps or 0) <= 0 < optim.lr_warmup_steps_ratio
+    if run.trainer.total_training_tokens is not None and (by_share or optim.lr_scheduler_type != "constant"):
+        raise UserError(
+            f"{who}: trainer.total_training_tokens leaves the last step unknown, so a learning rate cannot follow it; "
+            "set optim.lr_scheduler_type=constant, and lr_warmup_steps in place of lr_warmup_steps_ratio"
+        )
+
+
 def _apply_sequence_parallel(config: DictConfig, policy: Policy, name: str, model_path: str, processes: int) -> None:
     """Give all models of a policy the actor's number of GPUs that share rows, since they read the same rows. Raises
     UserError if its processes or the model's heads cannot be divided so."""
@@ -223,7 +234,8 @@ def _apply_sequence_parallel(config: DictConfig, policy: Policy, name: str, mode
     for part in (node.actor, node.actor.fsdp_config, node.ref, node.ref.fsdp_config, config.critic, config.critic.fsdp):
         part.ulysses_sequence_parallel_size = size
     model = AutoConfig.from_pretrained(model_path, trust_remote_code=policy.model.trust_remote_code).get_text_config()
-    heads, shared = model.num_attention_heads, model.num_key_value_heads
+    heads = model.num_attention_heads
+    shared = getattr(model, "num_key_value_heads", None) or heads
     reason = ""
     if policy.lora is not None:
         reason = "adapters are not trained on rows that GPUs share; leave it out"

@@ -7,8 +7,7 @@ SGLang 0.5.12's own kernels loop over a layer's inputs within one block of threa
 Two products of cuBLAS over all places of the pool, between which the other adapters' columns are set to zero, compute
 (places x rank) columns where (rank) were enough, but these are few beside the layer's own.
 
-SGLang is imported by the functions that need it: `run_scheduler_process` registers the back end `dense` in the process
-of SGLang's scheduler.
+SGLang is imported by the functions that need it: `register` is called in the process of SGLang's scheduler.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Products:
         self.alone = None if in_graph or len(set(owners)) != 1 else (owners[0], scalings[owners[0]])
         if self.alone is not None:
             return
-        index = torch.tensor(owners)
+        index = torch.tensor(owners, dtype=torch.long)
         if lengths is not None:
             index = index.repeat_interleave(torch.tensor(lengths))
         scales = torch.zeros(len(index), self.places, pin_memory=self.device.type == "cuda")
@@ -101,14 +100,6 @@ class Products:
                 layer.load(place, rank)
         rows = layer.rows.flatten(0, 1) if self.alone is None else layer.rows[self.alone[0]]
         return output.addmm_(h, rows)
-
-
-def run_scheduler_process(*args: Any, **kwargs: Any) -> Any:
-    """SGLang's function of this name, with the back end `dense`."""
-    from sglang.srt.managers.scheduler import run_scheduler_process as run
-
-    register()
-    return run(*args, **kwargs)
 
 
 def register() -> None:
@@ -156,7 +147,10 @@ def _backend(made: list[Any]) -> type:
             scalings: list[float],
             use_cuda_graph: bool,
         ) -> None:
-            lengths = forward_batch.extend_seq_lens_cpu if forward_batch.forward_mode.is_extend() else None
+            mode = forward_batch.forward_mode
+            lengths = forward_batch.extend_seq_lens_cpu if mode.is_extend() else None
+            if mode.is_target_verify():  # of drafts
+                lengths = [forward_batch.spec_info.draft_token_num] * len(weight_indices)
             self.products.prepare(weight_indices, lengths, scalings, in_graph=use_cuda_graph)
             self.batch_info = SimpleNamespace(use_cuda_graph=use_cuda_graph)
             self.lm_head_batch_info = self.lm_head_pass_batch_infos = None

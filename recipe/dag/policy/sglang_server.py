@@ -16,28 +16,33 @@ import ray
 import verl.workers.rollout.sglang_rollout.async_sglang_server as stock
 from verl.workers.rollout.replica import RolloutMode
 
-from recipe.dag.policy import dense_adapters
 from recipe.dag.policy.adapter_serving import AdapterServing
+from recipe.dag.policy.sglang_scheduler import run_scheduler_process
 
 ServerArgs = stock.ServerArgs  # pyright: ignore[reportPrivateImportUsage]
-
 
 DELAY = {
     "enable_prefill_delayer": True,
     "prefill_delayer_queue_min_ratio": 0.1,
     "prefill_delayer_max_delay_ms": 300,
 }
-"""Prompts wait until a tenth as many wait as requests decode, or 0.3 s. Calls of a rollout end one by one, so that else
-nearly every token of all others waits for a batch of one prompt."""
+"""Prompts wait until a tenth as many wait as requests decode, or 0.3 s; on a full server, until a tenth of its places
+is free. Calls of a rollout end one by one, so that else nearly every token of all others waits for one prompt.
+"""
 
 
 class Args(ServerArgs):
-    """Makes SGLang's ServerArgs, with DELAY where the user has not chosen."""
+    """Makes SGLang's ServerArgs, with DELAY where the user has not chosen and SGLang 0.5.12 can: not without the
+    overlap of scheduling, which some models turn off, nor on several ranks, each of which would go by its own clock."""
 
     def __new__(cls, **args: Any):
         # an instance of SGLang's own class, because SGLang's processes unpickle it
-        chosen = "enable_prefill_delayer" in args or args.get("disable_overlap_schedule")
-        return ServerArgs(**({} if chosen else DELAY) | args)
+        made = ServerArgs(**args)
+        if "enable_prefill_delayer" not in args and not made.disable_overlap_schedule and made.tp_size == 1:
+            for key, value in DELAY.items():
+                if key not in args:
+                    setattr(made, key, value)
+        return made
 
 
 class ArgsWithoutCopy(Args):
@@ -55,10 +60,9 @@ class PolicyServer(AdapterServing, stock.SGLangHttpServer):
         This process has imported SGLang beside their load."""
         # safe, because this process serves one policy
         stock.ServerArgs = Args if self._needs_copy() else ArgsWithoutCopy  # pyright: ignore[reportPrivateImportUsage]
-        if (self.config.engine_kwargs.get("sglang") or {}).get("lora_backend") == dense_adapters.NAME:
-            from sglang.srt.entrypoints import engine
+        from sglang.srt.entrypoints import engine
 
-            engine.run_scheduler_process = dense_adapters.run_scheduler_process  # verl reads it there
+        engine.run_scheduler_process = run_scheduler_process  # verl reads it there
         await asyncio.gather(*[worker.__ray_call__.remote(_nothing) for worker in self.workers])
         await super().launch_server(*args, **kwargs)
 

@@ -38,7 +38,7 @@ _TAMPERING = re.compile(
 )
 _INJECTION = re.compile(
     r"(?:ignore|disregard|forget)\s+(?:all\s+|any\s+|the\s+|your\s+)*(?:previous|prior|above|earlier)\s+instructions"
-    r"|^\W*(?:process|outcome)[\s_-]?score\W*[:=]|\b(?:full|maximum|highest|perfect)\s+(?:marks|score)\b"
+    r"|^[^\w\n]*(?:process|outcome)[\s_-]?score\W*[:=]|\b(?:full|maximum|highest|perfect)\s+(?:marks|score)\b"
     r"|\b(?:dear|note to the|message to the)\s+(?:judge|grader|coach|evaluator)\b|<\|im_start\|>|\[/?INST\]",
     re.IGNORECASE | re.MULTILINE,
 )

@@ -78,6 +78,11 @@ def read_result(folder: Path, metrics: Sequence[str]) -> Result:
     curves = {pattern: _curve(run.metrics, pattern) for pattern in metrics}
     if absent := [pattern for pattern, curve in curves.items() if not curve]:
         raise UserError(f"{folder / 'metrics.jsonl'}: has no {absent[0]}; correct `metrics` of the study")
+    if metrics[-1].startswith("val/") and not any(fnmatch(key, metrics[-1]) for key in run.metrics[-1]):
+        raise UserError(
+            f"{folder}: was not validated after its last step, because a signal ended it or trainer.test_freq is off; "
+            "remove its last global_step_N and its finished.json, and run the study again"
+        )
     scores = {"": curves[metrics[-1]][-1][1]}
     if metrics[-1] == ACCURACY:
         correct = {name: [_solved(item) for item in items] for name, items in read_answers(folder).items()}
@@ -138,22 +143,26 @@ def at(curve: Curve, tokens: float) -> float:
 
 
 def paired_interval(first: Sequence[Result], other: Sequence[Result]) -> Interval:
-    """Return the mean of `other - first` over seeds and problems, and its bootstrap interval: seeds are drawn with
-    replacement, and then, within each, problems. Raises UserError if no problem is common."""
-    by_seed = [
-        np.array([theirs.scores[name] - value for name, value in ours.scores.items() if name in theirs.scores])
-        for ours, theirs in zip(first, other, strict=True)
+    """Return the mean of `other - first` over seeds and problems, and its bootstrap interval: seeds and problems are
+    drawn with replacement, a problem that several seeds have at once for all of them. Raises UserError if no problem is
+    common to both arms of a seed."""
+    pairs = [
+        {name: b.scores[name] - value for name, value in a.scores.items() if name in b.scores}
+        for a, b in zip(first, other, strict=True)
     ]
-    if not all(len(differences) for differences in by_seed):
+    if not all(pairs):
         raise UserError("two arms of one seed have no validation problem in common, so they cannot be compared")
+    names = sorted(set().union(*pairs))
+    gains = np.array([[pair.get(name, 0.0) for name in names] for pair in pairs])  # [seed, problem]
+    is_there = np.array([[name in pair for name in names] for pair in pairs], dtype=float)
+    means = gains.sum(1) / is_there.sum(1)
     rng = np.random.default_rng(0)
-    drawn = np.array(
-        [[rng.choice(differences, (DRAWS, len(differences))).mean(1) for differences in by_seed] for _ in by_seed]
-    )  # [place in a draw, seed, draw]
-    seeds = rng.integers(len(by_seed), size=(len(by_seed), DRAWS))
-    means = np.take_along_axis(drawn, seeds[:, None], 1).mean((0, 1))
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(fmean(float(differences.mean()) for differences in by_seed), float(low), float(high))
+    by_seed = rng.multinomial(len(pairs), [1 / len(pairs)] * len(pairs), DRAWS) / len(pairs)
+    by_problem = rng.multinomial(len(names), [1 / len(names)] * len(names), DRAWS)
+    drawn = by_problem @ is_there.T  # [draw, seed]
+    of_seeds = np.where(drawn > 0, by_problem @ gains.T / np.maximum(drawn, 1), means)
+    low, high = np.quantile((by_seed * of_seeds).sum(1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(means.mean()), float(low), float(high))
 
 
 def rows(figures: Figures) -> list[list[str]]:

@@ -100,7 +100,7 @@ class Sandbox:
         """Wait until the server has started. Raises UserError."""
         if self.launched is not None:
             with _reported(**self.requested):
-                await self.launched
+                await asyncio.shield(self.launched)
 
     async def close(self) -> None:
         await self.client.close()

@@ -174,6 +174,7 @@ class Trainer:
         if problem := silent_coach(episodes, workflow) or self.monitors.problem(episodes):
             self.journal.episodes(step, episodes)
             raise UserError(f"step {step}: {problem}")
+        self.batches_consumed += rollouts.batches
         metrics = rollout_metrics(
             episodes, workflow, versions={name: policy.version for name, policy in self.policies.items()}
         )
@@ -271,9 +272,7 @@ class Trainer:
             unscored=workflow.algorithm.unscored_scope,
             outside_loss=lambda episode: outside_loss(episode, workflow) | self.monitors.masked(episode),
         )
-        rollouts = await collect(roll_out_batch, to_rows, workflow, groups=self.sampler.batch_size)
-        self.batches_consumed += rollouts.batches
-        return rollouts
+        return await collect(roll_out_batch, to_rows, workflow, groups=self.sampler.batch_size)
 
     def _one_call_per_row(self) -> bool:
         """Return whether calls must not be merged into rows: the loss averages over rows, so a merged row would count

@@ -1,0 +1,33 @@
+"""The process of SGLang's scheduler, with this project's changes.
+
+Invariant: a change is made before the scheduler is, and in its process alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def run_scheduler_process(*args: Any, **kwargs: Any) -> Any:
+    """SGLang's function of this name, with adapters as dense products and a limit of the delay of prompts."""
+    from sglang.srt.managers.scheduler import run_scheduler_process as run
+
+    from recipe.dag.policy import dense_adapters
+
+    dense_adapters.register()
+    limit_delay()
+    return run(*args, **kwargs)
+
+
+def limit_delay() -> None:
+    """Let prompts of a full server wait for a tenth of its places at most. SGLang 0.5.12 waits for as many as its
+    largest batch of prompts ever had, without a limit of time."""
+    from sglang.srt.managers.prefill_delayer import PrefillDelayer
+
+    decide = PrefillDelayer._negotiate_should_allow_prefill
+
+    def bounded(self: Any, **given: Any) -> Any:
+        most = given.get("max_running_requests", 0) // 10
+        return decide(self, **given | {"max_prefill_bs": min(given.get("max_prefill_bs", 0), most)})
+
+    PrefillDelayer._negotiate_should_allow_prefill = bounded
