@@ -134,7 +134,7 @@ def test_a_sync_loads_before_it_wakes_and_keeps_the_last_version_alone(workflow,
     done = []
 
     class Host:
-        pool, folder = None, SimpleNamespace(name=str(tmp_path / "shared"))
+        pool, folder, writing = None, SimpleNamespace(name=str(tmp_path / "shared")), asyncio.Lock()
 
         async def serve(self, name, version, folder):
             done.append(("serve", name, version))

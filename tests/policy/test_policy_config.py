@@ -280,6 +280,14 @@ def test_all_models_of_a_policy_share_rows_among_as_many_gpus(configure, six_hea
     assert node.model.override_config == {"attn_implementation": "varlen"} and node.model.use_remove_padding
 
 
+@pytest.mark.parametrize("schedule", [{"lr_scheduler_type": "cosine"}, {"lr_warmup_steps_ratio": 0.1}])
+def test_a_learning_rate_does_not_follow_a_last_step_that_tokens_decide(configure, schedule):
+    run = {"actor_rollout_ref": {"actor": {"optim": schedule}}}
+    configure(run=run)
+    with pytest.raises(UserError, match="^policy main: trainer.total_training_tokens leaves the last step unknown"):
+        configure(run=run | {"trainer": {"total_training_tokens": 1000}})
+
+
 @pytest.mark.parametrize(
     ("size", "options", "reason"),
     [

@@ -152,13 +152,19 @@ def test_a_resumed_run_draws_the_samples_that_it_would_have_drawn(monkeypatch, r
             inputs=SimpleNamespace(train=samples),
             config=rollout,
             batches_consumed=batches_consumed,
+            monitors=SimpleNamespace(flag=lambda episodes: None, masked=lambda episode: set()),
         )
         made._one_call_per_row = lambda: False
         made._runner_of = lambda workflow: None
         return made
 
     def steps(run, numbers) -> list[list[str]]:
-        return [uids(asyncio.run(trainer.Trainer._collect(run, step, run.workflow)).rows) for step in numbers]
+        drawn = []
+        for step in numbers:
+            rollouts = asyncio.run(trainer.Trainer._collect(run, step, run.workflow))
+            run.batches_consumed += rollouts.batches  # as a step does that is kept
+            drawn.append(uids(rollouts.rows))
+        return drawn
 
     whole = fresh(0)
     expected = steps(whole, range(1, 5))

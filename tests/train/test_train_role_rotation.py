@@ -84,7 +84,9 @@ def test_a_run_rolls_out_and_trains_with_the_policies_of_its_step_and_validates_
         seed=0,
         output_dir="out",
         data=SimpleNamespace(train_batch_size=1, stratify_key=None, max_response_length=64),
-        trainer=SimpleNamespace(default_local_dir="c", total_training_steps=4, test_freq=3, save_freq=0),
+        trainer=SimpleNamespace(
+            default_local_dir="c", total_training_steps=4, total_training_tokens=None, test_freq=3, save_freq=0
+        ),
         actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=1)),
         validation=SimpleNamespace(n=1, metrics=None, metrics_freq=1),
         rollout=SimpleNamespace(progress=False),

@@ -378,7 +378,9 @@ def test_weights_of_different_pools_are_synced_at_the_same_time_and_of_one_pool_
                     await asyncio.wait_for(together.wait(), 30)
                 order.append(f"{name} ends")
 
-            return SimpleNamespace(pool=pool, sync_weights=sync_weights)
+            made = SimpleNamespace(pool=pool, sync_weights=sync_weights)
+            made.processes = made
+            return made
 
         one, other = object(), object()
         trained = [policy("a", one), policy("b", other), policy("c", one)]
@@ -387,6 +389,20 @@ def test_weights_of_different_pools_are_synced_at_the_same_time_and_of_one_pool_
 
     order = asyncio.run(main())
     assert order.index("c begins") > order.index("a ends")
+
+
+def test_adapters_of_one_base_are_synced_at_the_same_time():
+    async def main() -> int:
+        together, pool, host = asyncio.Barrier(2), object(), object()
+
+        async def sync_weights(version: int) -> None:
+            await asyncio.wait_for(together.wait(), 30)
+
+        adapter = SimpleNamespace(pool=pool, processes=host, sync_weights=sync_weights)
+        await Trainer._sync_weights(SimpleNamespace(snapshots=[], trained=[adapter, adapter]), 1)
+        return together.n_waiting
+
+    assert asyncio.run(main()) == 0
 
 
 def test_each_call_of_an_episode_gets_the_mean_advantage_of_its_sampled_tokens(workflow, trace):

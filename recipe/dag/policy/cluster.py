@@ -111,8 +111,9 @@ class Cluster:
         """Return which machine or process is gone, now that the run has failed with `error`, and what to do; "" if none
         is."""
         import ray
+        from ray.exceptions import RayError
 
-        if not ray.is_initialized() or not isinstance(error, ray.exceptions.RayError | UserError):
+        if not ray.is_initialized() or not isinstance(error, RayError | UserError):
             return ""
         # a run may end for another reason long after it has lost a machine, or a process that plays episodes
         reason = f"{error}; " if isinstance(error, UserError) else ""
