@@ -13,8 +13,7 @@ executor and verifier in a run of Qwen2.5-3B; all episodes start together. Texts
 An arm can have changes, joined to it with `+`:
 
 - eager: no CUDA graphs for prompts, which SGLang lacks with adapters
-- delay: prompts wait until a tenth as many wait as requests decode, or 0.3 s, so that a batch of prompts has several
-- delay25: until a quarter, or 0.6 s
+- delay: prompts wait for others, as on a run's servers
 - mixed: prompts share their batch with the requests that decode
 
 Trailing arguments are options of the server. Each arm runs in a separate process; the first of its `--passes` compiles
@@ -39,6 +38,9 @@ from ruamel.yaml import YAML
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # if this project is not installed, `recipe` may be another package
+
+from recipe.dag.policy.sglang_scheduler import DELAY  # noqa: E402
+
 PROMPTS = (160, 830, 1150)
 """Mean tokens of the prompts of planner, executor and verifier."""
 ANSWER, LONGEST = 200, 1024
@@ -54,21 +56,9 @@ ARMS: dict[str, tuple[tuple[str | None, ...], dict[str, Any]]] = {
     "triton": (("a0", "a1", "a2"), {"lora_backend": "triton"}),
 }
 """Name -> (adapters of the three calls in turn, the server's options)."""
-
-
-def delay(ratio: float, longest: float) -> dict[str, Any]:
-    """Return the options with which SGLang lets prompts wait for others: a share of the decoding requests, seconds."""
-    return {
-        "enable_prefill_delayer": True,
-        "prefill_delayer_queue_min_ratio": ratio,
-        "prefill_delayer_max_delay_ms": 1000 * longest,
-    }
-
-
 CHANGES: dict[str, dict[str, Any]] = {
     "eager": {"disable_piecewise_cuda_graph": True},
-    "delay": delay(0.1, 0.3),
-    "delay25": delay(0.25, 0.6),
+    "delay": DELAY,
     "mixed": {"enable_mixed_chunk": True},
 }
 

@@ -31,7 +31,7 @@ class Places:
 
     def __init__(self, b: torch.Tensor, ends: Sequence[int], width: int):
         """`b`: SGLang's buffer [places, out, rank]. `ends`: 0 and the parts' ends in `out`. `width`: parts * rank."""
-        self.b, self.parts = b, list(pairwise(ends))
+        self.b, self.parts = b, list(pairwise(map(int, ends)))
         self.rows = b.new_zeros(b.shape[0], width, b.shape[1])
 
     def load(self, place: int, rank: int) -> None:
@@ -161,7 +161,7 @@ def _backend(made: list[Any]) -> type:
         def run_lora_b_sgemm(
             self, x: Any, weights: Any, *_: Any, output_offset_cpu: Any, base_output: Any, **__: Any
         ) -> Any:
-            return self.products.expand(x, weights, output_offset_cpu.tolist(), base_output)
+            return self.products.expand(x, weights, output_offset_cpu, base_output)
 
         def run_qkv_lora(self, x: Any, qkv_lora_a: Any, qkv_lora_b: Any, **rest: Any) -> Any:
             return self.run_lora_b_sgemm(self.products.shrink(x, qkv_lora_a), qkv_lora_b, **rest)

@@ -17,18 +17,9 @@ import verl.workers.rollout.sglang_rollout.async_sglang_server as stock
 from verl.workers.rollout.replica import RolloutMode
 
 from recipe.dag.policy.adapter_serving import AdapterServing
-from recipe.dag.policy.sglang_scheduler import run_scheduler_process
+from recipe.dag.policy.sglang_scheduler import DELAY, run_scheduler_process
 
 ServerArgs = stock.ServerArgs  # pyright: ignore[reportPrivateImportUsage]
-
-DELAY = {
-    "enable_prefill_delayer": True,
-    "prefill_delayer_queue_min_ratio": 0.1,
-    "prefill_delayer_max_delay_ms": 300,
-}
-"""Prompts wait until a tenth as many wait as requests decode, or 0.3 s; on a full server, until a tenth of its places
-is free. Calls of a rollout end one by one, so that else nearly every token of all others waits for one prompt.
-"""
 
 
 class Args(ServerArgs):
