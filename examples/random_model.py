@@ -1,6 +1,6 @@
-"""Write a Qwen2 checkpoint with random weights and Qwen2.5's vocabulary size, to measure throughput and test plumbing.
+"""Write a checkpoint with random weights and Qwen2.5's vocabulary size, to measure throughput and test plumbing.
 
-    python examples/random_model.py OUT [--shape 0.5b|1.5b|3b|7b|tiny] [--untied] [--mean_tokens 300]
+    python examples/random_model.py OUT [--shape 0.5b|1.5b|3b|7b|qwen3-4b|...] [--untied] [--mean_tokens 300]
 
 A random model rarely stops by itself, so every generation runs to its limit. `--mean_tokens` makes generations stop
 after that many tokens on average (lengths are geometric), if agents sample at `--temperature`.
@@ -17,19 +17,22 @@ import itertools
 import json
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from tokenizers import pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2Tokenizer
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2Tokenizer, Qwen3Config
 
-SHAPES = {  # hidden, intermediate, layers, heads, key-value heads: Qwen2.5's
+SHAPES = {  # hidden, intermediate, layers, heads, key-value heads: Qwen2.5's and Qwen3's
     "tiny": (128, 512, 4, 4, 2),
     "0.5b": (896, 4864, 24, 14, 2),
     "1.5b": (1536, 8960, 28, 12, 2),
     "3b": (2048, 11008, 36, 16, 2),
     "7b": (3584, 18944, 28, 28, 4),
+    "qwen3-4b": (2560, 9728, 36, 32, 8),
+    "qwen3-tiny": (128, 512, 4, 4, 2),
 }
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
@@ -95,7 +98,9 @@ def tokenizer_of(size: int) -> Qwen2Tokenizer:
 
 @torch.no_grad()
 def stop_after(model: Any, tokens: int, eos: int, temperature: float) -> None:
-    """Give `eos` the probability 1 / `tokens` after any text, when sampling at `temperature`. `model`: a Qwen2 model.
+    """Give `eos` the probability 1 / `tokens` after any text, when sampling at `temperature`.
+
+    `model`: a Qwen2 or Qwen3 model.
 
     One dimension of the residual stream becomes the same constant for every token. No layer reads or writes it, and the
     final norm scales it to the difference that the logit of `eos` needs.
@@ -133,7 +138,8 @@ def main(argv: list[str] | None = None) -> None:
     tokenizer = tokenizer_of(args.vocab_size)
     eos = cast(int, tokenizer.convert_tokens_to_ids(SPECIAL[2]))  # a list only for a list of tokens
     hidden, intermediate, layers, heads, kv_heads = SHAPES[args.shape]
-    config = Qwen2Config(
+    family: Any = partial(Qwen3Config, head_dim=128) if args.shape.startswith("qwen3") else Qwen2Config
+    config = family(
         vocab_size=args.vocab_size,
         hidden_size=hidden,
         intermediate_size=intermediate,

@@ -24,10 +24,11 @@ def test_the_vocabulary_is_qwens_unless_another_is_asked_for(tmp_path, capsys):
         random_model.main([str(tmp_path), "--vocab_size", "100"])
 
 
-@pytest.mark.parametrize("head", [[], ["--untied"]])
-def test_generations_stop_after_so_many_tokens_on_average(tmp_path, head):
-    random_model.main([str(tmp_path), "--shape", "tiny", "--vocab_size", "5000", "--mean_tokens", "20", *head])
+@pytest.mark.parametrize(("shape", "head"), [("tiny", []), ("tiny", ["--untied"]), ("qwen3-tiny", [])])
+def test_generations_stop_after_so_many_tokens_on_average(tmp_path, shape, head):
+    random_model.main([str(tmp_path), "--shape", shape, "--vocab_size", "5000", "--mean_tokens", "20", *head])
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert model.config.model_type == ("qwen3" if shape.startswith("qwen3") else "qwen2")
     assert (model.lm_head.weight is model.model.embed_tokens.weight) is (not head)
     prompts = torch.randint(10, 5000, (256, 5))
     torch.manual_seed(0)
