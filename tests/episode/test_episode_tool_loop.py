@@ -162,6 +162,18 @@ def test_an_answer_that_ends_otherwise_than_its_turn_calls_nothing(world):
     assert (got.tool_results, got.generations) == ([], 1)
 
 
+def test_a_call_has_the_cached_tokens_of_its_own_prompt(world):
+    texts, cached = iter([call(code="1"), "done"]), iter([7, 900])
+
+    def answer(*_):
+        ids = world.Tokenizer().encode(next(texts) + "<|im_end|>")
+        return Generation(ids, [0.0] * len(ids), "stop", cached_tokens=next(cached))
+
+    got = world.play(looped(world), world.Client(answer), [calculator(world)]).calls[0]
+    assert (got.generations, got.cached_tokens) == (2, 7)
+    assert world.play(looped(world), replies(world, "done"), [calculator(world)]).calls[0].cached_tokens is None
+
+
 def test_fenced_code_is_a_call_of_the_first_tool_and_its_absence_the_answer(world):
     first = "try\n```python\n1+1\n```\nor\n```python\n2+2\n```"
     client = replies(world, first, "```text\nfinal\n```")

@@ -58,7 +58,7 @@ class Manager:
             raise ValueError("too long")  # no release
         if request.input_ids != "aborted":
             self.counters[self.registry.get(name, f"id-{name}")] -= 1
-        yield name
+        yield {"name": name, "meta_info": {} if name is None else {"cached_tokens": len(request.input_ids)}}
 
 
 class Verls:
@@ -69,8 +69,8 @@ class Verls:
 
     async def generate(self, prompt_ids, sampling_params, request_id):
         request = SimpleNamespace(input_ids=prompt_ids, lora_path="verl's")
-        name = await self.tokenizer_manager.generate_request(request, None).__anext__()
-        return SimpleNamespace(token_ids=[name], extra_fields={"global_steps": None})
+        output = await self.tokenizer_manager.generate_request(request, None).__anext__()
+        return SimpleNamespace(token_ids=[output["name"]], extra_fields={"global_steps": None})
 
 
 class Server(AdapterServing, Verls):
@@ -147,5 +147,15 @@ def test_requests_that_sglang_counts_for_ever_hold_up_no_sync_and_leave_nothing(
             assert await ask(server, "a") == (f"a@{version}", version)
         await asyncio.gather(*server.unloading)
         assert manager.scheduler == {"id-a@3": "/a3"} and not manager.lora_update_lock.locked()
+
+    served(play)
+
+
+def test_each_answer_has_the_cached_tokens_of_its_own_request_and_none_that_sglang_does_not_report():
+    async def play(server, manager):
+        await server.load_adapter("a", 1, "/a1")
+        asked = [server.generate("p" * length, {}, "r", adapter="a") for length in (3, 5)]
+        outputs = [*await asyncio.gather(*asked), await server.generate("p", {}, "r")]
+        assert [output.extra_fields["cached_tokens"] for output in outputs] == [3, 5, None]
 
     served(play)

@@ -38,6 +38,7 @@ def test_two_adapters_on_sglangs_server(tmp_path):
         assert found["first"][name] <= bound, "the log-probs are those of merged weights"
         assert found["synced"][name] <= bound
     assert found["distance"] > 2 * bound, "those of other weights are not"
+    assert found["cached"] == [0, len(PROMPT) - 1, 0], "by the requests of the same adapter"
     assert found["others_equal"] == [True, True], "a sync of one adapter changes neither the base nor the other one"
     assert found["next_load_s"] < UNLOAD_S < found["unloaded_s"] < LOAD_S, "a leaked counter holds up no load"
 
@@ -46,13 +47,19 @@ class Stock:
     """verl's server, as far as adapters are concerned."""
 
     def __init__(self, engine: Any):
-        self.tokenizer_manager = engine.tokenizer_manager
+        self.engine = engine
 
-    async def generate(self, prompt: list[int]) -> SimpleNamespace:
+    async def launch_server(self) -> None:
+        self.tokenizer_manager = self.engine.tokenizer_manager
+
+    async def generate(self, prompt: list[int], start: int = 0) -> SimpleNamespace:
+        """start: the first token of the prompt whose log-prob is computed; -1: none is."""
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         sampling = {"max_new_tokens": 1, "temperature": 1.0}
-        request = GenerateReqInput(input_ids=prompt, sampling_params=sampling, return_logprob=True, logprob_start_len=0)
+        request = GenerateReqInput(
+            input_ids=prompt, sampling_params=sampling, return_logprob=True, logprob_start_len=start
+        )
         answer = await self.tokenizer_manager.generate_request(request, None).__anext__()
         log_probs = [row[0] for row in answer["meta_info"]["input_token_logprobs"][1:]]
         return SimpleNamespace(log_probs=log_probs, extra_fields={})
@@ -128,8 +135,11 @@ def serve(folder: Path) -> dict[str, Any]:
     def scores() -> dict[str | None, list[float]]:
         return {name: run(server.generate(PROMPT, adapter=name)).log_probs for name in (None, "a", "b")}
 
+    run(server.launch_server())
     sync("a", 1)
     sync("b", 1)
+    asked = [run(server.generate(PROMPT, -1, adapter=name)) for name in ("a", "a", "b")]
+    cached = [answer.extra_fields["cached_tokens"] for answer in asked]
     first = scores()
     true = {name: expected(name and f"{name}@1") for name in first}
     sync("a", 2)
@@ -154,6 +164,7 @@ def serve(folder: Path) -> dict[str, Any]:
     run(server.generate(PROMPT, adapter="b"))
     engine.shutdown()
     return {
+        "cached": cached,
         "first": {str(name): difference(first[name], true[name]) for name in first},
         "synced": {str(name): difference(synced[name], true_then[name]) for name in first},
         "distance": difference(synced["a"], true["a"]),

@@ -44,6 +44,7 @@ def ask(answer, *, seeded: bool = True, **sampling) -> Generation:
 def test_an_answer_becomes_a_generation_with_its_version():
     assert ask(output(global_steps=7)) == Generation([4, 5], [-0.1, -0.2], "stop", 7)
     assert ask(output()).weight_version == 0
+    assert ask(output(cached_tokens=0)).cached_tokens == 0 and ask(output()).cached_tokens is None
 
 
 @pytest.mark.parametrize(

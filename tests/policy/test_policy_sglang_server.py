@@ -52,7 +52,7 @@ class StockServer:
         stock = sys.modules[STOCK]
         assert "enable_weights_cpu_backup" in [field.name for field in dataclasses.fields(stock.ServerArgs)]
         args = {"model_path": master_address, **(self.config.engine_kwargs.get("sglang") or {})}
-        self.args = stock.ServerArgs(**args | {"enable_weights_cpu_backup": True})
+        self.args, self.tokenizer_manager = stock.ServerArgs(**args | {"enable_weights_cpu_backup": True}), None
 
     async def sleep(self):
         self.released = ["kv_cache", "weights"]

@@ -169,6 +169,16 @@ def test_staleness_per_policy(make_call, make_episode):
     assert staleness == {"policy/main/staleness": 0.5, "policy/small/staleness": 0.0}
 
 
+def test_cached_shares_are_of_tokens_and_absent_for_servers_that_report_none(make_call, make_episode):
+    lengths = [("a", 10, 0), ("a", 30, 20), ("b", 40, 0)]
+    calls = [make_call(node, prompt_ids=[1] * length, cached_tokens=cached) for node, length, cached in lengths]
+    calls.append(make_call("b", policy="small"))
+    metrics = rollout_metrics([make_episode(calls=calls)])
+    shares = {key: value for key, value in metrics.items() if key.endswith("cached_tokens_share")}
+    expected = {"node/a": 0.5, "policy/main": 0.25, "node/b": 0.0}
+    assert shares == {f"{name}/cached_tokens_share": share for name, share in expected.items()}
+
+
 def test_prefix_and_plain_floats(make_episode):
     metrics = rollout_metrics([make_episode(outcome=1.0)], prefix="val/")
     assert all(key.startswith("val/") for key in metrics)

@@ -132,14 +132,15 @@ def test_long_texts_are_cut_in_the_middle_unless_all_is_asked_for():
     assert whole.count("a") > 3000 and whole.count("b") > 3000 and "characters" not in whole
 
 
-def test_all_of_an_episode_is_its_prompts_truth_reward_parts_and_stop_reasons():
+def test_all_of_an_episode_is_its_prompts_truth_reward_parts_stop_reasons_and_cached_tokens():
     record = episode()
     record.sample["ground_truth"] = "42."
     call = record.calls[0]
     call.reward_parts, call.stop_reason, call.completion = {"score": 0.75, "team": 0.25}, "stop", "written"
-    call.prompt_text = "<|user|> What?"
+    call.prompt_text, call.prompt_ids, call.cached_tokens = "<|user|> What?", [1, 2, 3], 2
     text = printed(record.to_json(), full=True)
-    for part in ("ground truth: 42.", "<|user|> What?", "reward: score +0.75, team +0.25", "passed on", "s, stop"):
+    reward, cached = "reward: score +0.75, team +0.25", "prompt: 2 of 3 tokens cached"
+    for part in ("ground truth: 42.", "<|user|> What?", reward, "passed on", "s, stop", cached):
         assert part in text and part not in printed(record.to_json())
 
 

@@ -128,6 +128,7 @@ class TokenModel:
             ids, room = call.prompt_ids + call.response_ids, self._room(call)
             given = await self._given(call, attempt)
             generation, stopped = await self._sample(call, attempt, limit, ids, room, given)
+            call.cached_tokens = call.cached_tokens if call.response_ids else generation.cached_tokens
             _append(call, generation.response_ids, generation.log_probs, sampled=1)
             call.text = decode(generation.response_ids, skip_special_tokens=True)
             ended = self._end_of_turn is not None and generation.response_ids[-1:] == [self._end_of_turn]

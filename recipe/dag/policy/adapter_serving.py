@@ -1,5 +1,5 @@
-"""Adapters on an SGLang server: requests that name one, versions that replace each other, and unloading that cannot
-hold up a sync.
+"""Requests of an SGLang server: the adapter that each names, how much of its prompt was cached; versions of adapters
+that replace each other, and unloading that cannot hold up a sync.
 
 Invariant: a request for an adapter never gets the base, or an adapter that has been replaced before it arrived. Nothing
 waits for SGLang's counters of requests, which aborted and invalid requests leave above zero for ever
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,12 +21,15 @@ LOAD_S, UNLOAD_S = 120.0, 10.0
 """Seconds that SGLang may take; a load waits for an unload that is under way."""
 _ADAPTER: ContextVar[str | None] = ContextVar("adapter", default=None)
 """SGLang's name of the adapter of the request that this task makes; None: the base."""
+_CACHED: ContextVar[int | None] = ContextVar("cached", default=None)
+"""Tokens that the request of this task found in the prefix cache; None: unknown."""
 
 logger = logging.getLogger(__name__)
 
 
 class NamingRequests:
-    """SGLang's tokenizer manager, except that a request names the adapter of its task: verl builds requests itself."""
+    """SGLang's tokenizer manager, except that a request names the adapter of its task and leaves there how much of its
+    prompt was cached: verl builds requests itself, and drops that number."""
 
     def __init__(self, manager: Any):
         self._manager = manager
@@ -33,9 +37,12 @@ class NamingRequests:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._manager, name)
 
-    def generate_request(self, request: Any, *arguments: Any) -> Any:
+    async def generate_request(self, request: Any, *arguments: Any) -> AsyncIterator[Any]:
         request.lora_path = _ADAPTER.get()
-        return self._manager.generate_request(request, *arguments)
+        async for output in self._manager.generate_request(request, *arguments):
+            # an aborted request that never ran has none; one that was retracted keeps that of its first start
+            _CACHED.set(output["meta_info"].get("cached_tokens"))
+            yield output
 
 
 class AdapterServing:
@@ -51,11 +58,17 @@ class AdapterServing:
         """SGLang's name of a version -> requests that are being answered. Ours, because SGLang's own may be wrong."""
         self.unloading: set[asyncio.Task] = set()
 
+    async def launch_server(self, *args: Any, **kwargs: Any) -> None:
+        await super().launch_server(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]  # of a mixin
+        if self.tokenizer_manager is not None:  # only the first of a server's machines has one
+            self.tokenizer_manager = NamingRequests(self.tokenizer_manager)
+
     async def generate(self, *args: Any, adapter: str | None = None, **kwargs: Any) -> Any:
         """Generate with the last version of `adapter`, or with the base. Raises ValueError for one that is unknown."""
         generate = super().generate  # pyright: ignore[reportAttributeAccessIssue]  # of a mixin
         if adapter is None:
             output = await generate(*args, **kwargs)
+            output.extra_fields["cached_tokens"] = _CACHED.get()
             if self.adapters:  # verl knows the versions of weights that it sent, and sent none
                 output.extra_fields["global_steps"] = 0
             return output
@@ -70,7 +83,8 @@ class AdapterServing:
         finally:
             self.in_flight[name] -= 1
             _ADAPTER.reset(token)
-        output.extra_fields["global_steps"] = version  # verl's is that of the base
+        # verl's version is that of the base
+        output.extra_fields.update(global_steps=version, cached_tokens=_CACHED.get())
         return output
 
     async def load_adapter(self, adapter: str, version: int, folder: str) -> None:
@@ -80,8 +94,6 @@ class AdapterServing:
 
         name = _name(adapter, version)
         request = LoadLoRAAdapterReqInput(lora_name=name, lora_path=folder)
-        if not isinstance(self.tokenizer_manager, NamingRequests):
-            self.tokenizer_manager = NamingRequests(self.tokenizer_manager)
         result = await asyncio.wait_for(self.tokenizer_manager.load_lora_adapter(request), LOAD_S)
         if not result.success:
             raise RuntimeError(f"SGLang did not load {name}: {result.error_message}")

@@ -149,4 +149,5 @@ class ServerClient:
         if len(ids) >= params["max_tokens"] and reason == "stop" and params.get("ignore_eos"):
             reason = "length"
         # verl's name of the version of the weights; servers that are never synced have none
-        return Generation(ids, log_probs, reason, int(output.extra_fields.get("global_steps") or 0))
+        version, cached = (output.extra_fields.get(name) for name in ("global_steps", "cached_tokens"))
+        return Generation(ids, log_probs, reason, int(version or 0), cached_tokens=cached)

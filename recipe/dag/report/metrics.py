@@ -12,7 +12,7 @@ it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from recipe.dag.episode.rows import left_out_unscored
@@ -64,6 +64,9 @@ def rollout_metrics(
     `policy/<name>/api/...` are sums over all episodes of what an API policy consumed: requests, retries, prompt_tokens,
     completion_tokens and, with a price, cost.
 
+    `node/<id>/cached_tokens_share` and `policy/<name>/cached_tokens_share` are of the tokens of the calls' prompts, as
+    far as the server says how many it had cached.
+
     versions: current weight version by policy; adds `policy/<name>/staleness`, the mean number of updates by which the
         calls' weights lag behind
     """
@@ -88,6 +91,7 @@ def rollout_metrics(
     metrics |= tool_rates(call for episode in episodes for call in episode.all_calls)
     for policy, usage in usage_by_policy(episodes).items():
         metrics |= {f"policy/{policy}/api/{name}": value for name, value in usage.items()}
+    metrics |= _cached_shares(call for episode in good for call in episode.all_calls)
     for policy, version in (versions or {}).items():
         lags = [float(version - call.weight_version) for call in calls if call.policy == policy]
         metrics |= _stats(f"policy/{policy}/staleness", lags)
@@ -143,6 +147,16 @@ def _episode_metrics(episodes: Sequence[Episode], good: Sequence[Episode]) -> di
     metrics["tokens/prompt"] = sum(len(call.prompt_ids) for e in good for call in e.all_calls)
     metrics["tokens/sampled"] = sum(sum(call.response_mask) for e in good for call in e.all_calls)
     return metrics
+
+
+def _cached_shares(calls: Iterable[Call]) -> dict[str, float]:
+    tokens: dict[str, tuple[int, int]] = {}
+    for call in calls:
+        if call.cached_tokens is not None:
+            for name in (f"node/{call.node}", f"policy/{call.policy}"):
+                cached, total = tokens.get(name, (0, 0))
+                tokens[name] = (cached + call.cached_tokens, total + len(call.prompt_ids))
+    return {f"{name}/cached_tokens_share": cached / max(total, 1) for name, (cached, total) in tokens.items()}
 
 
 def _coach_metrics(good: Sequence[Episode]) -> dict[str, float]:

@@ -34,7 +34,8 @@ def render(record: Mapping[str, Any], *, agent: str | None = None, full: bool = 
     """Return one episode as panels: the problem, and for each call its text, tools, reward and advantage.
 
     agent: whose calls to show alone
-    full: the whole texts, and with them prompts, the ground truth, the parts of the rewards, and stop reasons
+    full: the whole texts, and with them prompts, the ground truth, the parts of the rewards, stop reasons, and
+        cached tokens
     """
     record = _printable(record)
     agents = list(dict.fromkeys(call["agent"] for call in record["calls"]))
@@ -145,12 +146,14 @@ def _call(call: Mapping[str, Any], color: str, shown: _Shown) -> Panel:
 
 
 def _more(call: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Yield what the text that others read differs in from the model's, and the parts of the reward."""
+    """Yield what the text that others read differs in from the model's, the parts of the reward, and cached tokens."""
     if call.get("completion"):
         yield Text("\npassed on", style="bold")
         yield _indented(call["text"], "  ", None)
     if parts := call.get("reward_parts"):
         yield Text(f"\nreward: {', '.join(f'{name} {part:+.2f}' for name, part in parts.items())}")
+    if call.get("cached_tokens") is not None:
+        yield Text(f"\nprompt: {call['cached_tokens']} of {len(call['prompt_ids'])} tokens cached")
 
 
 def _siblings(call: Mapping[str, Any], dropped: Iterable[Mapping[str, Any]], shown: _Shown) -> Iterator[Panel]:

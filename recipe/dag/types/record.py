@@ -26,6 +26,8 @@ class Generation:
     weight_version: int = 0
     usage: dict[str, float] | None = None
     """An API policy's (`types.usage`); None for a policy of the run."""
+    cached_tokens: int | None = None
+    """Tokens of the prompt that the server found in its prefix cache; None if it does not report them."""
 
 
 STATUSES = ("success", "failed", "timeout", "invalid", "fault")
@@ -93,6 +95,8 @@ class Call:
     generation: the prompt did not fit."""
     generations: int = 0
     weight_version: int = 0
+    cached_tokens: int | None = None
+    """Of `prompt_ids`, `Generation.cached_tokens` of the first generation."""
     temperature: float = 1.0
     reward: float | None = None
     """Set by the reward nodes or the env; None if neither rewarded the call."""

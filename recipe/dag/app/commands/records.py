@@ -31,7 +31,7 @@ def trace(
     list_: Annotated[bool, typer.Option("--list", help="Print a line for each episode that matches.")] = False,
     episode: Annotated[int, typer.Option(min=0, help="Which of the episodes that match, from 0.")] = 0,
     full: Annotated[
-        bool, typer.Option(help="Print whole texts, prompts, the truth, the parts of rewards, stop reasons.")
+        bool, typer.Option(help="Print whole texts, prompts, the truth, parts of rewards, stop reasons, cached tokens.")
     ] = False,
     svg: Annotated[Path | None, typer.Option(help="Write a picture to this file instead.")] = None,
     what_if: Annotated[

@@ -110,6 +110,7 @@ function factsOf(call, own) {
     ["stopped by", own.stop_reason],
     ["generations", own.generations],
     ["model", seconds(own.generation_seconds)],
+    ["cached", own.cached_tokens != null && `${own.cached_tokens} tokens of the prompt`],
     ["candidate", own.candidates > 0 && `${own.candidate + 1} of ${own.candidates}, score ${short(own.score)}`],
     ["branch", own.branch],
     ["trained on", own.train === false && "no"],
