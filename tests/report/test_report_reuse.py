@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from recipe.dag.app import cli
@@ -54,9 +57,9 @@ def test_a_prompt_that_continues_an_earlier_call_with_its_answer_reuses_all_of_i
 def test_a_hint_names_what_is_read_again_and_where_the_prompts_part(problems):
     reuse = reuse_by_node(problems, n=1)
     assert [bool(own.hint) for own in reuse] == [False, True, False]
-    hint = "check reads 30 tokens again that ask has read: their prompts differ after 0; put what they share first"
+    hint = "check reads 75% of its prompt again, which ask has read: they differ after 0%; put what they share first"
     assert reuse[1].hint.startswith(hint)
-    table = list(lines_of(reuse, 1))
+    table = list(lines_of(reuse, 1, "tokens"))
     assert table[2].split() == ["ask", "main", "30", "0%", "100%", "33%", "33%"] and table[-1] == reuse[1].hint
 
 
@@ -72,6 +75,35 @@ def test_a_conversation_of_all_roles_reuses_what_separate_prompts_read_again(mon
     assert all(int(shared[node].rstrip("%")) > 60 for node in ("execute", "verify"))
 
 
+def test_tokens_are_counted_if_the_tokenizer_is_on_this_machine(monkeypatch, tmp_path):
+    workflow = load_workflow(ROOT / "workflows" / "workflow_retool_ma.yaml")
+    monkeypatch.setenv("MODEL_PATH", "somewhere")
+    of_characters = predict_reuse(workflow, None, None)
+    words = Tokenizer(models.WordLevel({"?": 0, "<end>": 1}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }} {{ m.content }} <end> {% endfor %}"
+    tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setenv("MODEL_PATH", str(tmp_path))
+    of_words = predict_reuse(workflow, None, None)
+    assert "(in characters, since the tokenizer of policy main is not here)" in of_characters[0]
+    assert "(in tokens)" in of_words[0]
+    lengths = [int(lines[3].split()[2]) for lines in (of_characters, of_words)]
+    assert lengths[0] > 3 * lengths[1] > 0
+
+
+def test_what_a_runs_servers_measured_stands_beside_the_prediction(monkeypatch, tmp_path):
+    monkeypatch.setenv("MODEL_PATH", "somewhere")
+    workflow = load_workflow(ROOT / "workflows" / "workflow_retool_ma.yaml")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/rows": 4}\n')
+    lines = predict_reuse(workflow, None, None, tmp_path)
+    assert lines[2].split()[-1] == "-" and "measured: nothing" in "".join(lines)
+    steps = [{"step": step, "node/verify/cached_tokens_share": 0.25 * step} for step in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+    lines = predict_reuse(workflow, None, None, tmp_path)
+    assert [line.split()[-1] for line in lines[1:5]] == ["measured", "-", "-", "38%"]
+
+
 def test_the_command_plays_the_first_problems_of_a_file(monkeypatch, tmp_path):
     monkeypatch.setenv("MODEL_PATH", "somewhere")
     data = tmp_path / "data.jsonl"
@@ -84,4 +116,4 @@ def test_the_command_plays_the_first_problems_of_a_file(monkeypatch, tmp_path):
         line.split()[2:] for line in several.output.splitlines() if line.startswith("verify ")
     )
     assert int(length) > 3000 and int(share.rstrip("%")) > 70 and "verify reads " not in several.output
-    assert "verify reads 3" in of_two.output, "the problem, which one other episode shares"
+    assert "verify reads 8" in of_two.output, "the problem, which one other episode shares"

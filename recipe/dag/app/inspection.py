@@ -28,17 +28,44 @@ def first_samples(path: str, count: int) -> list[dict[str, Any]]:
     return [dict(sample) for sample in load_samples(path, max_samples=count, what="--data")]
 
 
-def predict_reuse(workflow: Workflow, config: DictConfig | None, data: str | None) -> list[str]:
-    """Play two problems without a model, and return what a prefix cache would have read, as lines. Raises UserError."""
+def predict_reuse(
+    workflow: Workflow, config: DictConfig | None, data: str | None, folder: Path | None = None
+) -> list[str]:
+    """Play two problems without a model, and return what a prefix cache would have read, as lines; beside it, what the
+    servers of the run in `folder` measured. Raises UserError."""
     from recipe.dag.episode.rehearsal import SAMPLE, rehearse
-    from recipe.dag.report.reuse import lines_of, reuse_by_node
+    from recipe.dag.report.reuse import lines_of, measured_by_node, reuse_by_node
+    from recipe.dag.report.run_folder import read_run
 
     asked = ("Which number is the larger one, 12 or 21?", "How many of the 30 apples are left?")
     made_up = [SAMPLE | {"prompt": [{"role": "user", "content": question}]} for question in asked]
     answers = [f"{word * 8} The answer is \\boxed{{{{{{right}}}}}}." for word in ("first ", "other ")]
-    problems = [rehearse(workflow, sample, answers) for sample in (first_samples(data, 2) if data else made_up)]
+    samples = first_samples(data, 2) if data else made_up
+    tokenizers, unit = find_tokenizers(workflow)
+    problems = [rehearse(workflow, sample, answers, tokenizers) for sample in samples]
     n = 8 if config is None else int(config.actor_rollout_ref.rollout.n)
-    return list(lines_of(reuse_by_node(problems, n), n))
+    measured = None if folder is None else measured_by_node(read_run(folder).metrics)
+    return list(lines_of(reuse_by_node(problems, n), n, unit, measured))
+
+
+def find_tokenizers(workflow: Workflow) -> tuple[dict[str, Any] | None, str]:
+    """Return the tokenizer of each policy, and what is counted with them: tokens. If one is not on this machine, that
+    is None, and characters."""
+    from recipe.dag.train.models import load_tokenizer
+    from recipe.dag.types.model import Model
+    from recipe.dag.workflow.interpolation import resolve_env
+
+    found: dict[str, Any] = {}
+    for name, policy in workflow.policies.items():
+        try:
+            model = workflow.policies[workflow.base_of(name)].model
+            if policy.api is not None:
+                model = Model(path=policy.api.tokenizer or "")
+            path = str(Path(resolve_env(model.path)).expanduser())
+            found[name] = load_tokenizer(model, path, local_files_only=True)
+        except Exception:  # of any kind, by files that are no tokenizer's
+            return None, f"characters, since the tokenizer of policy {name} is not here"
+    return found, "tokens"
 
 
 def short_form_hint(file: str) -> str | None:

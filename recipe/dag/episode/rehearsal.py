@@ -16,6 +16,7 @@ from typing import Any, cast
 from recipe.dag.algorithms.custom import Custom
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.suggestion import listing
+from recipe.dag.endpoint.chat import end_of_turn_id
 from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.listed_tools import with_stand_ins
 from recipe.dag.episode.make_tools import make_tools
@@ -83,12 +84,14 @@ class CharacterTokenizer:
 class Script:
     """A GenerationClient that first calls each tool of `requests` and then answers."""
 
-    def __init__(
-        self, tokenizer: CharacterTokenizer, answer: str, requests: Mapping[str, str], by_agent: Mapping[str, str]
-    ):
+    def __init__(self, tokenizer: Any, answer: str, requests: Mapping[str, str], by_agent: Mapping[str, str]):
         """`requests`: tool call, as an agent with a tool loop writes it, by a text that its prompt contains.
         `by_agent`: tool call by agent, for agents whose prompt does not show the tool."""
         self._tokenizer, self._answer, self._requests, self._by_agent = tokenizer, answer, requests, by_agent
+        try:
+            self._end = end_of_turn_id(tokenizer)
+        except UserError:  # of a template that no agent may need
+            self._end = tokenizer.eos_token_id
         self._asked: Counter[tuple[str, str]] = Counter()
 
     async def generate(self, request_id: str, prompt_ids: list[int], sampling: dict[str, Any]) -> Generation:
@@ -100,8 +103,8 @@ class Script:
                 self._asked[request_id, marker] += 1
                 text = request
                 break
-        ids = self._tokenizer.encode(text + END)[: sampling["max_tokens"]]
-        return Generation(ids, [-1.0] * len(ids), "stop" if ids[-1] == self._tokenizer.eos_token_id else "length")
+        ids = [*self._tokenizer.encode(text, add_special_tokens=False), self._end][: sampling["max_tokens"]]
+        return Generation(ids, [-1.0] * len(ids), "stop" if ids[-1] == self._end else "length")
 
 
 class NoSandbox:
@@ -136,10 +139,17 @@ class NoSandbox:
     async def close(self) -> None: ...
 
 
-def rehearse(workflow: Workflow, sample: Mapping[str, Any] = SAMPLE, answers: Sequence[str] = ANSWERS) -> list[Episode]:
-    """Return one finished episode per answer, in which `{right}` is the truth and `{wrong}` is not. Raises UserError
-    for an error of the user's code, with its file and line."""
-    return asyncio.run(_rehearse(workflow, dict(sample), answers))
+def rehearse(
+    workflow: Workflow,
+    sample: Mapping[str, Any] = SAMPLE,
+    answers: Sequence[str] = ANSWERS,
+    tokenizers: Mapping[str, Any] | None = None,
+) -> list[Episode]:
+    """Return one finished episode per answer, in which `{right}` is the truth and `{wrong}` is not. `tokenizers`: by
+    policy; by default, a token is a character. Raises UserError for an error of the user's code, with its file and
+    line."""
+    by_policy = tokenizers or dict.fromkeys(workflow.policies, CharacterTokenizer())
+    return asyncio.run(_rehearse(workflow, dict(sample), answers, by_policy))
 
 
 def strict(workflow: Workflow) -> Workflow:
@@ -159,9 +169,11 @@ def with_all_tokens(workflow: Workflow) -> Workflow:
     return workflow.model_copy(update={"agents": tuple(agents)})
 
 
-async def _rehearse(workflow: Workflow, sample: dict[str, Any], answers: Sequence[str]) -> list[Episode]:
+async def _rehearse(
+    workflow: Workflow, sample: dict[str, Any], answers: Sequence[str], tokenizers: Mapping[str, Any]
+) -> list[Episode]:
     workflow = with_stand_ins(with_all_tokens(strict(workflow)))
-    sandbox, tokenizer = cast(SandboxClient, NoSandbox()), CharacterTokenizer()
+    sandbox = cast(SandboxClient, NoSandbox())
     tools = make_tools(workflow, sandbox, online=False)
     requests, by_agent = {}, {}
     for agent in workflow.agents:
@@ -173,8 +185,11 @@ async def _rehearse(workflow: Workflow, sample: dict[str, Any], answers: Sequenc
     episodes = []
     try:
         for index, answer in enumerate(_filled(answers, sample)):
-            endpoint = PolicyEndpoint(Script(tokenizer, answer, requests, by_agent), tokenizer, MAX_TOKENS)
-            runner = EpisodeRunner(workflow, dict.fromkeys(workflow.policies, endpoint), tools, seed=0, sandbox=sandbox)
+            endpoints = {
+                policy: PolicyEndpoint(Script(tokenizer, answer, requests, by_agent), tokenizer, MAX_TOKENS)
+                for policy, tokenizer in tokenizers.items()
+            }
+            runner = EpisodeRunner(workflow, endpoints, tools, seed=0, sandbox=sandbox)
             episodes.append(await runner.run(sample, "rehearsal", index, step=0))
             _check_tools_ran(episodes[-1])
         await runner.finish(episodes, "rehearsal")

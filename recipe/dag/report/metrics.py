@@ -34,6 +34,9 @@ RAN = ("success", "failed", "timeout")
 COACH = "coach/"
 """Beginning of the keys of `episode.info` that coaches set (recipe/dag/coach/reward.py)."""
 
+CACHED = "/cached_tokens_share"
+"""End of the keys of what a prefix cache had, by node and by policy."""
+
 ENDS = ("done", "length", "turns")
 """Reasons for which an episode can end."""
 
@@ -156,7 +159,7 @@ def _cached_shares(calls: Iterable[Call]) -> dict[str, float]:
             for name in (f"node/{call.node}", f"policy/{call.policy}"):
                 cached, total = tokens.get(name, (0, 0))
                 tokens[name] = (cached + call.cached_tokens, total + len(call.prompt_ids))
-    return {f"{name}/cached_tokens_share": cached / max(total, 1) for name, (cached, total) in tokens.items()}
+    return {name + CACHED: cached / max(total, 1) for name, (cached, total) in tokens.items()}
 
 
 def _coach_metrics(good: Sequence[Episode]) -> dict[str, float]:

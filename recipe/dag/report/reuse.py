@@ -7,13 +7,15 @@ server has read or written, so what counts is the longest prefix in common with 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from os.path import commonprefix
 from statistics import fmean
+from typing import Any
 
 from recipe.dag.report.compare import aligned
+from recipe.dag.report.metrics import CACHED
 from recipe.dag.types.record import Call, Episode
 
 LOW, WORTH = 0.5, 0.1
@@ -80,7 +82,8 @@ def _common(call: Call, other: Call) -> int:
 
 def _hint(call: Call, episode: Episode) -> str:
     """Return what another order of the prompt would save, or ""."""
-    best, hint = WORTH * len(call.prompt_ids), ""
+    total = len(call.prompt_ids)
+    best, hint = WORTH * total, ""
     for other in episode.calls[: episode.calls.index(call)]:
         read = [*other.prompt_ids, *other.response_ids]
         match = SequenceMatcher(None, call.prompt_ids, read, autojunk=False).find_longest_match()
@@ -88,22 +91,37 @@ def _hint(call: Call, episode: Episode) -> str:
         if other.policy == call.policy and match.size - begun > best:
             best = match.size - begun
             hint = (
-                f"{call.node} reads {match.size} tokens again that {other.node} has read: their prompts differ after "
-                f"{begun}; put what they share first and the role after it"
+                f"{call.node} reads {match.size / total:.0%} of its prompt again, which {other.node} has read: they "
+                f"differ after {begun / total:.0%}; put what they share first and the role after it"
             )
     return hint
 
 
-def lines_of(reuse: Sequence[Reuse], n: int) -> Iterator[str]:
-    """Yield a table and the hints. The tokens are characters, as no tokenizer is read."""
+def measured_by_node(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean share over a run's steps of each node whose server reported it. `metrics`: those of the steps."""
+    shares: dict[str, list[float]] = defaultdict(list)
+    for key, value in (item for step in metrics for item in step.items()):
+        if key.startswith("node/") and key.endswith(CACHED):
+            shares[key.removeprefix("node/").removesuffix(CACHED)].append(value)
+    return {node: fmean(values) for node, values in shares.items()}
+
+
+def lines_of(reuse: Sequence[Reuse], n: int, unit: str, measured: Mapping[str, float] | None = None) -> Iterator[str]:
+    """Yield a table and the hints. `unit`: of the prompts' lengths. `measured`: a run's share by node."""
     heading = ["node", "policy", "prompt", "same episode", "siblings", "other problems", f"step of {n} per problem"]
-    shares = ((own.episode, own.siblings, own.others, own.hit) for own in reuse)
     rows = [
-        [own.node, own.policy, f"{own.tokens:.0f}", *(f"{share:.0%}" for share in row)]
-        for own, row in zip(reuse, shares, strict=True)
+        [own.node, own.policy, f"{own.tokens:.0f}"]
+        + [f"{share:.0%}" for share in (own.episode, own.siblings, own.others, own.hit)]
+        for own in reuse
     ]
-    yield "Share of the prompts (in characters, with answers of some 64) that a prefix cache has read before:"
+    if measured is not None:
+        heading.append("measured")
+        for row in rows:
+            row.append(f"{measured[row[0]]:.0%}" if row[0] in measured else "-")
+    yield f"Share of the prompts, with answers of a line, that a prefix cache has read before (in {unit}):"
     yield from aligned([heading, *rows])
+    if measured == {}:
+        yield "measured: nothing; the run's servers reported no cached tokens"
     total = sum(own.tokens for own in reuse)
     yield f"over all nodes: {sum(own.hit * own.tokens for own in reuse) / max(total, 1):.0%}"
     yield from (own.hint for own in reuse if own.hint)

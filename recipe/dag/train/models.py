@@ -128,11 +128,12 @@ def _check_vocabulary(workflow: Workflow, paths: dict[str, str], name: str, owne
         )
 
 
-def load_tokenizer(model: Model, path: str) -> Any:
-    """Return the tokenizer of a policy. `path`: its weights."""
+def load_tokenizer(model: Model, path: str, **options: Any) -> Any:
+    """Return the tokenizer of a policy. `path`: its weights. `options`: of transformers."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model.tokenizer_path or path, trust_remote_code=model.trust_remote_code)
+    source = model.tokenizer_path or path
+    return AutoTokenizer.from_pretrained(source, trust_remote_code=model.trust_remote_code, **options)
 
 
 def _load(model: Model, where: str) -> tuple[str, Any]:

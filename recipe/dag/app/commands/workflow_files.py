@@ -122,7 +122,11 @@ def plan(
     data: Annotated[str | None, typer.Option(help="With --reuse: problems to play, in place of made-up ones.")] = None,
     run: Annotated[
         Path | None,
-        typer.Option("--from", metavar="RUN", help="Propose which policies share GPUs, by the metrics of this run."),
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            help="Propose which policies share GPUs, by the metrics of this run; with --reuse, what it measured.",
+        ),
     ] = None,
     config_path: ConfigPath = None,
     config_name: ConfigName = "dag",
@@ -137,7 +141,7 @@ def plan(
     workflow, config = open_planned(file, overrides or [], config_name, config_path, gpu_gb)
     _warn(workflow.warnings)
     if reuse:
-        typer.echo("\n".join(predict_reuse(workflow, config, data)))
+        typer.echo("\n".join(predict_reuse(workflow, config, data, run)))
         return
     planned = make_plan(workflow).model_copy(update=estimate_memory(workflow, config, gpu_gb))
     if run is not None:
