@@ -112,3 +112,28 @@ def test_in_anti_coordination_the_player_that_learned_to_differ_is_named(game):
     assert effects[first, "start"] == 0.0 and effects[second, "start"] == pytest.approx(-share)
     assert effects[first, "silent"] == effects[second, "silent"] == pytest.approx(-share)
     assert effects[second, "sibling"] == pytest.approx(0.0, abs=1e-9), "siblings exchange their words"
+
+
+def test_a_reward_of_the_group_compares_a_changed_episode_with_the_others_as_they_were(tmp_path):
+    """All three say the same: changed one by one, each falls out of the majority, and the other two keep it."""
+    file = tmp_path / "majority.yaml"
+    file.write_text(
+        """dag_id: majority
+agents: [{name: solver, policy: main}]
+policies: {main: {model: {path: none}}}
+algorithm: {estimator: grpo}
+nodes:
+  - {id: solve, agent: solver}
+  - {id: majority, reward: "recipe.dag.reward.group:majority_label", scope: group, args: {compare: text}, after: solve}
+  - {id: again, reward: own.py:again, after: majority}
+"""
+    )
+    (tmp_path / "own.py").write_text("def again(episode):\n    return {'solver': episode.calls[0].reward / 2}\n")
+    workflow = load_workflow(file)
+
+    def say(answer):
+        return lambda prompt, agent, seed: f"\\boxed{{{answer}}}"
+
+    mean, effects, _ = blamed(workflow, say("1"), say("2"), problems=2, n=3, value=reward_value)
+    assert mean == 1.5
+    assert effects == {("solver", "silent"): -1.5, ("solver", "start"): -1.5, ("solver", "sibling"): 0.0}

@@ -1,14 +1,15 @@
 """`verl-dag blame`: how much the outcome depends on each agent.
 
 Invariant: an episode with a change and the one without it have the same seeds, and the calls that no call of the agent
-can reach keep their words. An interval is a bootstrap over problems, since the episodes of one are alike. Reward nodes
-that read groups of episodes, and those after them, are not run.
+can reach keep their words. An interval is a bootstrap over problems, since the episodes of one are alike. Rewards that
+compare the episodes of a problem see one of them changed, among the others as they were.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from statistics import fmean
@@ -22,8 +23,10 @@ from recipe.dag.app.reopened import Reopened, Weights, reopen, weights_of
 from recipe.dag.core.printable import printable
 from recipe.dag.core.tasks import together
 from recipe.dag.episode.batch import play_batch
+from recipe.dag.episode.failure import TooManyFailed
 from recipe.dag.episode.fork import Fork, key_of
 from recipe.dag.episode.replay import recorded_calls
+from recipe.dag.episode.reward import scratch
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.report.what_if import bootstrap, paired, value_of
 from recipe.dag.train import checkpoint
@@ -68,6 +71,7 @@ async def shares(
     change, and what the changes do. at_start: by agent, the runner in which it has the weights of the run's start; an
     agent that is missing was never trained. Raises UserError."""
     base = await play_batch(runner, samples, n, step=step, validate=True, max_in_flight=max_in_flight)
+    await _score_groups(runner, base)
     others = {(episode.uid, episode.index): episode for episode in base}
     before = list(map(value, base))
     found = []
@@ -82,16 +86,26 @@ async def shares(
             async def again(episode: Episode, agent=agent, change=change, playing=playing) -> Episode:
                 if episode.fault is not None or not episode.calls_of(agent):
                     return episode
-                sibling = others[episode.uid, (episode.index + 1) % n]
-                fork = _fork(playing, episode, agent, change, sibling)
-                return await playing.run(
+                siblings = [others[episode.uid, (episode.index + k) % n] for k in range(1, n)]
+                fork = _fork(playing, episode, agent, change, siblings[0] if siblings else episode)
+                changed = await playing.run(
                     episode.sample, episode.uid, episode.index, step=step, validate=True, fork=fork
                 )
+                await _score_groups(playing, [changed], siblings)
+                return changed
 
             after = [value(episode) for episode in await _limited(again, base, max_in_flight)]
             found.append(_share(agent, change, [episode.uid for episode in base], before, after))
     known = [one for one in before if one is not None]
     return fmean(known) if known else None, found
+
+
+async def _score_groups(runner: EpisodeRunner, episodes: Sequence[Episode], siblings: Sequence[Episode] = ()) -> None:
+    """Run the reward nodes that compare episodes; the siblings stay as they are."""
+    if runner.scores_groups:
+        copies = [replace(scratch(one), before_group=one.before_group) for one in siblings]
+        with suppress(TooManyFailed):  # the pairs count them
+            await runner.finish(episodes, "blame", earlier=copies)
 
 
 async def _limited(again: Callable[[Episode], Any], episodes: Sequence[Episode], limit: int) -> list[Episode]:
