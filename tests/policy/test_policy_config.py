@@ -281,11 +281,16 @@ def test_all_models_of_a_policy_share_rows_among_as_many_gpus(configure, six_hea
 
 
 @pytest.mark.parametrize("schedule", [{"lr_scheduler_type": "cosine"}, {"lr_warmup_steps_ratio": 0.1}])
-def test_a_learning_rate_does_not_follow_a_last_step_that_tokens_decide(configure, schedule):
-    run = {"actor_rollout_ref": {"actor": {"optim": schedule}}}
-    configure(run=run)
-    with pytest.raises(UserError, match="^policy main: trainer.total_training_tokens leaves the last step unknown"):
-        configure(run=run | {"trainer": {"total_training_tokens": 1000}})
+@pytest.mark.parametrize("learner", ["actor_rollout_ref.actor", "critic"])
+def test_a_learning_rate_does_not_follow_a_last_step_that_tokens_decide(configure, learner, schedule):
+    run = OmegaConf.create()
+    OmegaConf.update(run, f"{learner}.optim", schedule)
+    configure(run=run, critic={})
+    run.trainer = {"total_training_tokens": 1000}
+    reason = "^policy main: trainer.total_training_tokens leaves the last step unknown.*"
+    with pytest.raises(UserError, match=f"{reason}; set {learner}.optim.lr_scheduler_type=constant"):
+        configure(run=run, critic={})
+    configure(run={"trainer": run.trainer}, critic={})
 
 
 @pytest.mark.parametrize(

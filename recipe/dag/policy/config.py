@@ -93,7 +93,6 @@ def policy_config(
         _apply_sequence_parallel(config, policy, name, model_path, processes)
         # verl advances the learning rate once per update, and an actor may wait for steps (`train_cycle`)
         node.actor.optim.total_training_steps = max(updates, 1)
-        check_schedule(node.actor.optim, run, f"policy {name}")
         if node.actor.ppo_max_token_len_per_gpu is None:
             node.actor.ppo_max_token_len_per_gpu = default_tokens(node.rollout.max_model_len)
     if policy.frozen:
@@ -105,14 +104,15 @@ def policy_config(
             f"longest row, {node.rollout.max_model_len} tokens (data.max_prompt_length + data.max_response_length): "
             "raise it"
         )
+    learners = [("actor_rollout_ref.model", "actor_rollout_ref.actor.optim")]
     if critic_path is not None:
         assert policy.critic is not None  # only policies that declare a critic have a critic model
         apply_critic(config, run, name, policy.critic, model_path=critic_path, cpu=platform == "cpu")
-    check_kernels(config.actor_rollout_ref.model, "actor_rollout_ref.model", f"policy {name}: ")
-    check_optimizer(config.actor_rollout_ref.actor.optim, "actor_rollout_ref.actor.optim", f"policy {name}: ")
-    if critic_path is not None:
-        check_kernels(config.critic.model, "critic.model", f"policy {name}: ")
-        check_optimizer(config.critic.optim, "critic.optim", f"policy {name}: ")
+        learners.append(("critic.model", "critic.optim"))
+    for model, optim in learners:
+        check_kernels(OmegaConf.select(config, model), model, f"policy {name}: ")
+        check_optimizer(OmegaConf.select(config, optim), optim, f"policy {name}: ")
+        check_schedule(OmegaConf.select(config, optim), run, optim, f"policy {name}: ")
     with open_dict(config):
         make_absolute(config)
         for engine in (config.actor_rollout_ref.actor.fsdp_config, config.critic.fsdp):
@@ -215,13 +215,14 @@ def prepare_model(model: DictConfig, *, platform: str, sequence_parallel: bool) 
     model.use_liger = platform != "cpu" and uses_liger(model)  # its kernels need a GPU
 
 
-def check_schedule(optim: DictConfig, run: DictConfig, who: str) -> None:
-    """Raise UserError for a learning rate that follows the last step, where tokens end the run."""
+def check_schedule(optim: DictConfig, run: DictConfig, key: str, where: str) -> None:
+    """Raise UserError for a learning rate that follows the last step, where tokens end the run. `key`: that of `optim`
+    in the configuration."""
     by_share = (optim.lr_warmup_steps or 0) <= 0 < optim.lr_warmup_steps_ratio
     if run.trainer.total_training_tokens is not None and (by_share or optim.lr_scheduler_type != "constant"):
         raise UserError(
-            f"{who}: trainer.total_training_tokens leaves the last step unknown, so a learning rate cannot follow it; "
-            "set optim.lr_scheduler_type=constant, and lr_warmup_steps in place of lr_warmup_steps_ratio"
+            f"{where}trainer.total_training_tokens leaves the last step unknown, so a learning rate cannot follow it; "
+            f"set {key}.lr_scheduler_type=constant, and lr_warmup_steps in place of lr_warmup_steps_ratio"
         )
 
 
