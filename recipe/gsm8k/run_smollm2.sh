@@ -8,15 +8,9 @@
 # written to outputs/gsm8k_smollm2 (with a seed: ..._seed1; with another algorithm: ..._mappo).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-. recipe/dag/scripts/arguments.sh
-check_arguments "$@"
-. recipe/dag/scripts/checks.sh
 . recipe/gsm8k/scripts/algorithm.sh
 find_algorithm
-need_gpu "without one, try: bash recipe/gsm8k/run_tiny_cpu.sh"
-need_packages "${PYTHON:-python3}"
-python=${PYTHON:-python3} seed=$(seed_of "$@")
-[ "${1:-}" != "$seed" ] || shift
+recipe=gsm8k . recipe/dag/scripts/small_gpu.sh
 out=outputs/$(with_seed gsm8k_smollm2 "$seed")${ALGORITHM:+_$ALGORITHM}
 export MODEL_PATH=$out/sft/solver/huggingface CHECKER_MODEL_PATH=$out/sft/checker/huggingface
 run=(--config-path recipe/gsm8k/config --config-name small workflow=workflows/workflow_gsm8k.yaml seed="$seed"

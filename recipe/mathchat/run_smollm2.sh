@@ -8,13 +8,7 @@
 # mathchat_smollm2_lora).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-. recipe/dag/scripts/arguments.sh
-check_arguments "$@"
-. recipe/dag/scripts/checks.sh
-need_gpu "without one, try: bash recipe/mathchat/run_tiny_cpu.sh"
-need_packages "${PYTHON:-python3}"
-python=${PYTHON:-python3} seed=$(seed_of "$@")
-[ "${1:-}" != "$seed" ] || shift
+recipe=mathchat . recipe/dag/scripts/small_gpu.sh
 find_adapters 2.0e-4 solver coder verifier
 name=$(with_seed "mathchat_smollm2${adapters:+_lora}" "$seed") model=outputs/smollm2
 out=outputs/$name

@@ -6,13 +6,7 @@
 # Run the same command again to resume. Everything is written to outputs/retool_smollm2 (with a seed: ..._seed1).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-. recipe/dag/scripts/arguments.sh
-check_arguments "$@"
-. recipe/dag/scripts/checks.sh
-need_gpu "without one, try: bash recipe/retool/run_tiny_cpu.sh"
-need_packages "${PYTHON:-python3}"
-python=${PYTHON:-python3} seed=$(seed_of "$@")
-[ "${1:-}" != "$seed" ] || shift
+recipe=retool . recipe/dag/scripts/small_gpu.sh
 name=$(with_seed retool_smollm2 "$seed") model=outputs/smollm2_tools workflow=workflows/workflow_retool.yaml
 out=outputs/$name
 run=(--config-path recipe/retool/config --config-name smollm2 workflow="$workflow" seed="$seed")

@@ -5,13 +5,7 @@
 # Run the same command again to resume. Everything is written to outputs/retool_ma_smollm2 (with a seed: ..._seed1).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-. recipe/dag/scripts/arguments.sh
-check_arguments "$@"
-. recipe/dag/scripts/checks.sh
-need_gpu "without one, try: bash recipe/retool_ma/run_tiny_cpu.sh"
-need_packages "${PYTHON:-python3}"
-python=${PYTHON:-python3} seed=$(seed_of "$@")
-[ "${1:-}" != "$seed" ] || shift
+recipe=retool_ma . recipe/dag/scripts/small_gpu.sh
 name=$(with_seed retool_ma_smollm2 "$seed") MODEL_PATH=outputs/smollm2
 export MODEL_PATH
 run=(--config-path recipe/retool_ma/config --config-name smollm2

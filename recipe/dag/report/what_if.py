@@ -18,11 +18,11 @@ from recipe.dag.episode.fork import name_of
 from recipe.dag.episode.replay import Effect
 from recipe.dag.report.journal import record_of
 from recipe.dag.report.jsonfile import replace_file, to_json
+from recipe.dag.report.pass_table import LEVEL
 from recipe.dag.types.record import Episode
 
 VERSION = 1
 RESAMPLES = 2000
-LEVEL = 0.95
 
 
 def value_of(episode: Episode) -> float | None:
