@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 
 import pytest
 from matplotlib.figure import Figure
@@ -39,7 +40,7 @@ FINE_TUNING = [{"step": 0, "val/loss": 3.0}, *({"step": s, "train/loss": 3 / s} 
 def test_a_picture_with_ink_comes_out_and_names_the_run(tmp_path, monkeypatch, lines):
     png = tmp_path / "curve.png"
     drawn = []
-    monkeypatch.setattr(curve, "Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    monkeypatch.setattr("matplotlib.figure.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
     monkeypatch.chdir(tmp_path)
     draw_curve(write(tmp_path / "metrics.jsonl", lines).name, png)
     assert drawn[0].get_suptitle() == f"Learning curve of {tmp_path.parent.name}/{tmp_path.name}"
@@ -66,6 +67,16 @@ def test_other_files_are_refused(tmp_path, content):
     path.write_text(content)
     with pytest.raises(UserError, match="metrics.jsonl: no line is a record of a run; pass the metrics.jsonl of a run"):
         draw_curve(path, tmp_path / "curve.png")
+
+
+def test_without_matplotlib_a_line_says_what_to_install_and_how_to_draw_the_curve_afterwards(tmp_path, monkeypatch):
+    path, png = write(tmp_path / "metrics.jsonl", learning(1)), tmp_path / "curve.png"
+    for module in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    fault = curve.why_not_drawn(path, png)
+    command = f"python -m recipe.dag.report.curve {path} {png}"
+    assert fault.endswith(f"; run `pip install matplotlib`, and then `{command}`") and not png.exists()
 
 
 def test_as_a_command(tmp_path, capsys, zygote):

@@ -15,6 +15,7 @@ from ray.exceptions import RayTaskError
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.remote.connect import transport_of
+from recipe.dag.report import curve
 from recipe.dag.report.api_usage import NAME, read_api_usage, write_api_usage
 from recipe.dag.train import resume, trainer
 from recipe.dag.train.api_policies import ApiPolicies
@@ -88,7 +89,7 @@ def loop(monkeypatch, tmp_path):
         monkeypatch.setattr(trainer, "TrainingStep", Step)
         trackers = SimpleNamespace(log=lambda *_: None, finish=lambda **_: 0)
         monkeypatch.setattr(trainer, "Trackers", lambda *_, **_keys: trackers)
-        monkeypatch.setattr(trainer, "draw_curve", lambda *_: None)
+        monkeypatch.setattr(curve, "draw_curve", lambda *_: None)
 
         def save(root, step, info, *_args, **_keys):
             saved.append(step)
@@ -177,7 +178,7 @@ def test_a_curve_that_cannot_be_drawn_is_reported_once(loop, monkeypatch, caplog
     def broken(*_args):
         raise TypeError("no such font")
 
-    monkeypatch.setattr(trainer, "draw_curve", broken)
+    monkeypatch.setattr(curve, "draw_curve", broken)
     asyncio.run(training.train())
     assert saved == [2, 4, 5] and caplog.text.count("TypeError: no such font") == 1
     assert "episodes.jsonl\n" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """Plot of the learning curve: `python -m recipe.dag.report.curve metrics.jsonl curve.png`.
 
-Invariant: every point is a value in metrics.jsonl at its own step; a step without a value has no point.
+Invariant: every point is a value in metrics.jsonl at its own step; a step without a value has no point. matplotlib is
+imported when a curve is drawn, so that a run without it lacks its curve alone.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ import sys
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from typing import TYPE_CHECKING
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.report.journal import read_records, run_name
 from recipe.dag.report.jsonfile import replace_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
 """The palette of Okabe and Ito, which colour-blind readers can distinguish."""
@@ -27,12 +28,28 @@ SMOOTH_FROM = 30
 Points = list[tuple[int, float]]
 
 
+def why_not_drawn(metrics_jsonl: Path, png: Path) -> str:
+    """Do the same as `draw_curve`; return why it failed, or "". A run must not end for a picture of its metrics."""
+    try:
+        draw_curve(metrics_jsonl, png)
+    except ImportError as error:
+        command = f"python -m recipe.dag.report.curve {metrics_jsonl} {png}"
+        return f"{error}; run `pip install matplotlib`, and then `{command}`"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def draw_curve(metrics_jsonl: str | Path, png: str | Path) -> None:
     """Plot accuracy in training and validation (top) and mean reward per agent (bottom); empty axes are labelled. For
     supervised fine-tuning, plot the loss in training and validation.
 
     Replaces `png` atomically. Raises UserError if `metrics_jsonl` cannot be read.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     lines = list(read_records(Path(metrics_jsonl), "pass the metrics.jsonl of a run"))
     figure = Figure(figsize=(9, 7), layout="constrained")
     FigureCanvasAgg(figure)

@@ -29,7 +29,7 @@ from recipe.dag.policy.scorer import ServerScorer
 from recipe.dag.policy.shards import check_written
 from recipe.dag.policy.snapshot import SnapshotPolicy
 from recipe.dag.report.console import step_line
-from recipe.dag.report.curve import draw_curve
+from recipe.dag.report.curve import why_not_drawn
 from recipe.dag.report.display import Activity
 from recipe.dag.report.journal import Journal
 from recipe.dag.report.metrics import rollout_metrics, validation_metrics
@@ -381,11 +381,7 @@ class Trainer:
         await asyncio.to_thread(self._draw_curve)
 
     def _draw_curve(self) -> None:
-        try:
-            draw_curve(self.out / "metrics.jsonl", self.out / "curve.png")
-            self.curve_fault = ""
-        except Exception as error:  # the curve only plots metrics.jsonl, so a failure must not stop the run
-            fault = f"{type(error).__name__}: {error}"
-            if fault != self.curve_fault:
-                logger.warning("curve.png was not written, and is tried again after every step: %s", fault)
-            self.curve_fault = fault
+        fault = why_not_drawn(self.out / "metrics.jsonl", self.out / "curve.png")
+        if fault not in ("", self.curve_fault):
+            logger.warning("curve.png was not written, and is tried again after every step: %s", fault)
+        self.curve_fault = fault

@@ -221,10 +221,11 @@ def _fit(trainer: Trainer, config: DictConfig, stop: _Stop) -> int:
 
 
 def _finish(config: DictConfig, folder: Path, stop: _Stop) -> None:
-    from recipe.dag.report.curve import draw_curve
+    from recipe.dag.report.curve import why_not_drawn
 
     output = Path(config.output_dir)
-    draw_curve(output / "metrics.jsonl", output / "curve.png")
+    if fault := why_not_drawn(output / "metrics.jsonl", output / "curve.png"):
+        print(f"curve.png was not written: {fault}", file=sys.stderr)
     if stop.signum is not None:
         print(f"stopped by a signal; the same command resumes from {folder}", file=sys.stderr)
         return
