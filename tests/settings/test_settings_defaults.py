@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from omegaconf import OmegaConf
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.settings import defaults
@@ -19,8 +20,10 @@ from recipe.dag.settings.defaults import (
     on_cpu,
     useful_tokens,
 )
+from recipe.dag.workflow.adapter_memory import served_adapters
 from recipe.dag.workflow.machine import Machine
 from recipe.dag.workflow.memory import Moments, PolicyOnGpu, Pool
+from recipe.dag.workflow.model_size import size_of
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.trainer_memory import Head, TrainerOptions, activation_bytes
 from tests.workflow.shapes import QWEN, qwen, write_config
@@ -282,7 +285,24 @@ def test_servers_of_adapters_keep_their_base_where_it_fits(size, override, where
     lines = list(describe(decision, machine(1, size), run, flow))
     assert lines[-1] == f"servers of adapters keep their base {where} while they sleep"
     asleep = [phase.servers for phase in decision.memory[0].phases if phase.name != "rollout"]
-    assert set(asleep) == {2 * 3_085_938_688 if where == "on the GPU" else 0}
+    pool = served_adapters(flow, "p0", size_of(flow.policies["p0"].model.path), None).pool
+    assert set(asleep) == {pool + (2 * 3_085_938_688 if where == "on the GPU" else 0)}
+
+
+def test_servers_of_adapters_hold_a_pool_and_the_copies_of_dense_products(tmp_path):
+    lora = {"lora": {"base": "p0", "rank": 64}}
+    flow = flow_of(frozen=True, model=write_config(tmp_path / "7b", QWEN["7b"]), a=lora, b=lora, c=lora)
+
+    def servers(**sglang: str):
+        run = compose_config("dag", ["workflow=w.yaml", "rollout.keep_base=false"])
+        OmegaConf.update(run, "actor_rollout_ref.rollout.engine_kwargs.sglang", sglang, force_add=True)
+        memory = decide(run, flow, machine(1)).memory[0]
+        return memory.phases[-1].servers, memory.phases[-1].processes
+
+    (pool, with_copies), (same, without) = servers(), servers(lora_backend="csgmv")
+    assert pool == same == 2 * 4 * 64 * 28 * (2 * 3584 + 2 * (3584 + 512) + 2 * 3584 + 3 * (3584 + 18944))
+    layer = 3 * 64 * (3584 + 2 * 512) + 64 * 3584 + 2 * 64 * 2 * 18944 + 64 * 3584  # as `Places` has it
+    assert with_copies - without == 2 * 4 * 28 * layer == pytest.approx(1.4e9, rel=0.01)
 
 
 def test_without_gpus_a_run_has_one_process_per_policy():

@@ -20,18 +20,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.flatten import flatten
 from recipe.dag.settings.pools import plan_pools
+from recipe.dag.workflow.adapter_memory import adapter_parameters, critic_path, served_adapters
 from recipe.dag.workflow.machine import Machine
-from recipe.dag.workflow.memory import (
-    GB,
-    Moments,
-    PolicyOnGpu,
-    Pool,
-    PoolMemory,
-    adapter_parameters,
-    critic_path,
-    estimate_pool,
-    judge_pool,
-)
+from recipe.dag.workflow.memory import GB, Moments, PolicyOnGpu, Pool, PoolMemory, estimate_pool, judge_pool
 from recipe.dag.workflow.model_size import UnknownSize, context_of, size_of
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.trainer_memory import Head, TrainerOptions, mlp_only_bytes, moment_bytes
@@ -251,6 +242,7 @@ def _policy(config: DictConfig, workflow: Workflow, decision: Decision, name: st
         keeps_weights=bool(trained) and policy.frozen and bool(decision.keep_base if keep is None else keep),
         server_share=float(keys["rollout.gpu_memory_utilization"] or 0.5),
         tensor_parallel=int(keys["rollout.tensor_model_parallel_size"] or 1),
+        served=served_adapters(workflow, name, size, keys["rollout.engine_kwargs.sglang.lora_backend"]),
         longest_row=served_length(config, workflow, name),
     )
 

@@ -14,7 +14,7 @@ from itertools import product
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.frozen import Frozen
-from recipe.dag.workflow.adapter_shape import ALL_LINEAR, critic_shape, shape_of
+from recipe.dag.workflow.adapter_memory import Served, adapter_parameters, critic_path
 from recipe.dag.workflow.model_size import ModelSize, UnknownSize, size_of
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.trainer_memory import (
@@ -98,14 +98,6 @@ def estimate_states(
     return tuple(states[name] for name in workflow.policies if name in states)
 
 
-def critic_path(workflow: Workflow, name: str) -> str | None:
-    """Return the model below the critic that a policy trains beside itself; None without one of its own."""
-    policy = workflow.policies[name]
-    if policy.frozen or policy.critic is None or policy.critic.share is not None:
-        return None
-    return (policy.critic.model or policy.model).path
-
-
 def _states(workflow: Workflow, name: str, environ: Mapping[str, str] | None, moments: Moments) -> PolicyMemory:
     policy, critic = workflow.policies[name], critic_path(workflow, name)
     try:
@@ -151,20 +143,6 @@ def _adapter_states(workflow: Workflow, base: str, environ: Mapping[str, str] | 
     return states
 
 
-def adapter_parameters(workflow: Workflow, name: str, size: ModelSize) -> tuple[int, int]:
-    """Return the numbers of parameters of an adapter on a model, and of its own critic; (0, 0) for a policy that is no
-    adapter. Raises UserError for an adapter in a folder that cannot be read."""
-    lora, critic = workflow.policies[name].lora, workflow.policies[name].critic
-    if lora is None:
-        return 0, 0
-    shape = shape_of(lora, f"policies.{name}.lora.path")
-    targets = None if shape.targets == (ALL_LINEAR,) else shape.targets
-    own = size.adapter_parameters(shape.rank, targets)
-    if critic is None or critic_path(workflow, name) is None:
-        return own, 0
-    return own, size.adapter_parameters(critic_shape(shape, critic).rank, targets) + size.hidden + 1
-
-
 @dataclass(frozen=True, slots=True)
 class Learner:
     """A model that is trained: the actor of a policy or, with a value head, its critic."""
@@ -196,6 +174,8 @@ class PolicyOnGpu:
     server_share: float = 0.5
     """Fraction of the memory that is free when the servers start, before division among the pool's policies."""
     tensor_parallel: int = 1
+    served: Served = Served()
+    """The adapters on it."""
     longest_row: int = 4096
 
     def learners(self) -> Iterator[Learner]:
@@ -300,7 +280,7 @@ def _problem(pool: Pool, phases: Sequence[Phase], cache: dict[str, int], availab
 def _processes(pool: Pool) -> int:
     context = CONTEXT + (NCCL if pool.gpus > 1 else 0)
     trainers = sum(policy.trainer is not None for policy in pool.policies)
-    return trainers * context + len(pool.policies) * (CONTEXT + SERVER_BESIDE)
+    return trainers * context + sum(CONTEXT + SERVER_BESIDE + policy.served.copies for policy in pool.policies)
 
 
 def _server_shares(pool: Pool, available: int) -> dict[str, int]:
@@ -312,14 +292,18 @@ def _server_shares(pool: Pool, available: int) -> dict[str, int]:
             taken += CONTEXT + _resident(policy, pool.gpus)[0]  # the optimizer's state comes with the first update
         share = max(available - taken - CONTEXT, 0) * policy.server_share / len(pool.policies)
         shares[policy.name] = int(share)
-        taken += CONTEXT + SERVER_BESIDE
+        taken += CONTEXT + SERVER_BESIDE + policy.served.copies
         if policy.trainer is None:  # servers of trained policies sleep until the first rollout
             taken += shares[policy.name]
     return shares
 
 
 def _cache_tokens(policy: PolicyOnGpu, share: int) -> int:
-    return (share - _served_weights(policy)) * policy.tensor_parallel // policy.size.cache_bytes_per_token
+    return (
+        (share - _served_weights(policy) - policy.served.pool)
+        * policy.tensor_parallel
+        // policy.size.cache_bytes_per_token
+    )
 
 
 def _served_weights(policy: PolicyOnGpu) -> int:
@@ -330,7 +314,7 @@ def _asleep(policy: PolicyOnGpu, share: int) -> int:
     """Return the bytes of a server's share that it keeps while policies train."""
     if policy.trainer is None:  # servers of frozen policies never sleep
         return share
-    return _served_weights(policy) if policy.keeps_weights else 0
+    return policy.served.pool + (_served_weights(policy) if policy.keeps_weights else 0)
 
 
 def _phases(pool: Pool, shares: dict[str, int]) -> Iterator[Phase]:

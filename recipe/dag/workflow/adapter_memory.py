@@ -1,0 +1,59 @@
+"""The sizes of adapters: of what a policy trains, and of what the servers of their base hold.
+
+Invariant: as of `workflow.memory`, arithmetic on the sizes of models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recipe.dag.workflow.adapter_shape import ALL_LINEAR, critic_shape, shape_of
+from recipe.dag.workflow.model_size import ModelSize
+from recipe.dag.workflow.schema import Workflow
+from recipe.dag.workflow.trainer_memory import BF16
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Bytes on each GPU of a server, which keeps them while it sleeps."""
+
+    pool: int = 0
+    """SGLang's pool of adapters, in the server's static share."""
+    copies: int = 0
+    """Of the matrices B, which dense products read (policy/dense_adapters.py), beside that share."""
+
+
+def critic_path(workflow: Workflow, name: str) -> str | None:
+    """Return the model below the critic that a policy trains beside itself; None without one of its own."""
+    policy = workflow.policies[name]
+    if policy.frozen or policy.critic is None or policy.critic.share is not None:
+        return None
+    return (policy.critic.model or policy.model).path
+
+
+def adapter_parameters(workflow: Workflow, name: str, size: ModelSize) -> tuple[int, int]:
+    """Return the numbers of parameters of an adapter on a model, and of its own critic; (0, 0) for a policy that is no
+    adapter. Raises UserError for an adapter in a folder that cannot be read."""
+    lora, critic = workflow.policies[name].lora, workflow.policies[name].critic
+    if lora is None:
+        return 0, 0
+    shape = shape_of(lora, f"policies.{name}.lora.path")
+    targets = None if shape.targets == (ALL_LINEAR,) else shape.targets
+    own = size.adapter_parameters(shape.rank, targets)
+    if critic is None or critic_path(workflow, name) is None:
+        return own, 0
+    return own, size.adapter_parameters(critic_shape(shape, critic).rank, targets) + size.hidden + 1
+
+
+def served_adapters(workflow: Workflow, base: str, size: ModelSize, backend: str | None) -> Served:
+    """Return what servers of a policy's model hold of the adapters on it. `backend`: SGLang's `lora_backend`, None for
+    dense products. Raises UserError as `adapter_parameters` does."""
+    adapters = {name: workflow.policies[name].lora for name in workflow.adapters_of(base)}
+    ranks = [shape_of(lora, f"policies.{name}.lora.path").rank for name, lora in adapters.items() if lora is not None]
+    if not ranks:
+        return Served()
+    places = BF16 * (len(ranks) + 1) * max(ranks)  # the base takes a place, too
+    # each of the parts q, k and v has the columns of all three, and each of gate and up those of both
+    columns = 3 * (size.query_width + 2 * size.key_value_width) + 2 * (2 * size.mlp_width) + 2 * size.hidden
+    copies = 0 if backend not in (None, "dense") else places * size.layers * columns
+    return Served(places * size.adapter_parameters(1), copies)
