@@ -61,7 +61,7 @@ class Stock:
             input_ids=prompt, sampling_params=sampling, return_logprob=True, logprob_start_len=start
         )
         answer = await self.tokenizer_manager.generate_request(request, None).__anext__()
-        log_probs = [row[0] for row in answer["meta_info"]["input_token_logprobs"][1:]]
+        log_probs = [row[0] for row in (answer["meta_info"].get("input_token_logprobs") or [])[1:]]
         return SimpleNamespace(log_probs=log_probs, extra_fields={})
 
 

@@ -1,6 +1,6 @@
 """Inspection of a workflow for `verl-dag validate` and `verl-dag plan`.
 
-Invariant: nothing is started or written, and torch is not imported.
+Invariant: nothing is started, written or fetched, and torch is imported with a tokenizer alone.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def predict_reuse(
 
 
 def find_tokenizers(workflow: Workflow) -> tuple[dict[str, Any] | None, str]:
-    """Return the tokenizer of each policy, and what is counted with them: tokens. If one is not on this machine, that
-    is None, and characters."""
+    """Return the tokenizers by policy, and "tokens", which are counted with them; if one is not on this machine, None
+    and "characters", with the reason."""
     from recipe.dag.train.models import load_tokenizer
     from recipe.dag.types.model import Model
     from recipe.dag.workflow.interpolation import resolve_env
@@ -63,7 +63,7 @@ def find_tokenizers(workflow: Workflow) -> tuple[dict[str, Any] | None, str]:
                 model = Model(path=policy.api.tokenizer or "")
             path = str(Path(resolve_env(model.path)).expanduser())
             found[name] = load_tokenizer(model, path, local_files_only=True)
-        except Exception:  # of any kind, by files that are no tokenizer's
+        except Exception:  # transformers raises any kind for files that are no tokenizer's
             return None, f"characters, since the tokenizer of policy {name} is not here"
     return found, "tokens"
 

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Any
 
@@ -39,10 +40,12 @@ class NamingRequests:
 
     async def generate_request(self, request: Any, *arguments: Any) -> AsyncIterator[Any]:
         request.lora_path = _ADAPTER.get()
-        async for output in self._manager.generate_request(request, *arguments):
-            # an aborted request that never ran has none; one that was retracted keeps that of its first start
-            _CACHED.set(output["meta_info"].get("cached_tokens"))
-            yield output
+        # closed with this generator, because SGLang takes new weights only when no request's generator is open
+        async with aclosing(self._manager.generate_request(request, *arguments)) as outputs:
+            async for output in outputs:
+                # an aborted request that never ran has none; one that was retracted keeps that of its first start
+                _CACHED.set(output["meta_info"].get("cached_tokens"))
+                yield output
 
 
 class AdapterServing:
