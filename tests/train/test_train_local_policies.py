@@ -18,6 +18,8 @@ def test_a_policy_alone_on_its_gpu_reduces_its_gradients_once(monkeypatch):
         async def start(self):
             pass
 
+        launch = start
+
     monkeypatch.setattr(local_policies, "create", lambda spec, platform: spec)
     monkeypatch.setattr(local_policies, "PolicyRuntime", Runtime)
     flow = Workflow(

@@ -35,13 +35,14 @@ class AdapterHost(PolicyRuntime):
         """`adapters`: those that are trained; without any, there are servers only."""
         super().__init__(name, config, pool, trained=False)
         self.adapters = tuple(adapters)
+        self.has_workers = bool(adapters)
         self.awake, self.waking, self.writing = False, asyncio.Lock(), asyncio.Lock()
 
     async def start(self) -> None:
         if self.adapters:
             names = ", ".join(adapter.name for adapter in self.adapters)
             announce(f"policy {self.name}: loading {self.config.actor_rollout_ref.model.path} to train {names} on it")
-            await asyncio.to_thread(self._start_workers)
+            await self.launch()
         else:
             self.serve_from_disk()
         await self._start_servers()
@@ -90,7 +91,7 @@ class AdapterPolicy(PolicyRuntime):
         """`start`: the PEFT folder of an adapter that is not trained; None: it is the base."""
         super().__init__(name, config, host.pool, trained=trained, reference=reference, critic=critic)
         self.host, self.from_folder = host, start
-        self.processes = host
+        self.processes, self.has_workers = host, False
 
     async def start(self) -> None:
         if self.trained:

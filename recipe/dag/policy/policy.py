@@ -61,6 +61,8 @@ class PolicyRuntime:
         self.trained, self.reference, self.critic = trained, reference, critic
         self.version = 0
         self.workers: Any = None
+        self.has_workers = trained
+        self._launch: asyncio.Task[None] | None = None
         self.replicas: list[Any] = []
         model = config.actor_rollout_ref.model
         self.tokenizer = hf_tokenizer(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
@@ -77,10 +79,17 @@ class PolicyRuntime:
             extras = ["the reference"] * (self.reference is not None) + ["a critic"] * self.critic
             suffix = f", with {' and '.join(extras)}" if extras else ""
             announce(f"policy {self.name}: loading {self.config.actor_rollout_ref.model.path} to train it{suffix}")
-            await asyncio.to_thread(self._start_workers)
+            await self.launch()
         else:
             self.serve_from_disk()
         await self._start_servers()
+
+    async def launch(self) -> None:
+        """Launch the workers' processes, once; their imports take tens of seconds. `start` waits for it."""
+        if self.has_workers:
+            if self._launch is None:
+                self._launch = asyncio.create_task(asyncio.to_thread(self._start_workers))
+            await asyncio.shield(self._launch)
 
     def serve_from_disk(self) -> None:
         """Let the servers load their weights, which no sync replaces."""

@@ -6,7 +6,7 @@ Invariant: importing this module imports verl, Ray and torch, so only a run that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from omegaconf import DictConfig
@@ -32,15 +32,16 @@ async def start_policies(
     run: DictConfig, workflow: Workflow, models: ModelPaths, policies: dict[str, PolicyRuntime], *, platform: str
 ) -> None:
     """Launch the policies: those of a pool one after the other, because a server sizes its memory by what is free when
-    it starts, and the pools side by side.
+    it starts, and the pools side by side. The processes that train a pool's later policies start beside the first.
 
-    Each policy is added to `policies` before it is launched, so that the caller can stop what has started if one
-    fails; finally they are in the workflow's order.
+    All are in `policies` before one is launched, so that the caller can stop what has started if one fails; finally
+    they are in the workflow's order.
     """
 
     async def start(pool: Pool, spec: PoolSpec) -> None:
         trainers = [name for name in spec.policies if workflow.trained_on(name)]
         trained = len(trainers) + sum(name in models.critics for name in trainers)
+        made: list[PolicyRuntime] = []
         for base in spec.policies:
             make = partial(
                 policy_config,
@@ -60,9 +61,9 @@ async def start_policies(
                 )
                 for name in (base, *workflow.adapters_of(base))
             }
-            for policy in _on_one_model(workflow, configs, pool, models, policies, platform=platform):
-                policies[policy.name] = policy
-                await policy.start()
+            made += _on_one_model(workflow, configs, pool, models, policies, platform=platform)
+        policies.update({policy.name: policy for policy in made})
+        await together([_each(made, PolicyRuntime.start), _each(made, PolicyRuntime.launch)])
 
     specs = plan_pools(workflow, nnodes=run.trainer.nnodes, n_gpus_per_node=run.trainer.n_gpus_per_node)
     pools = [await asyncio.to_thread(create, spec, platform=platform) for spec in specs]
@@ -70,6 +71,11 @@ async def start_policies(
     for name in workflow.policies:
         if name in policies:
             policies[name] = policies.pop(name)
+
+
+async def _each(policies: Sequence[PolicyRuntime], step: Callable[[PolicyRuntime], Awaitable[None]]) -> None:
+    for policy in policies:
+        await step(policy)
 
 
 def _on_one_model(
