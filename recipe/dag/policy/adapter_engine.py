@@ -7,8 +7,6 @@ does not depend on the other adapters. The adapter of a critic has a value head 
 
 from __future__ import annotations
 
-import types
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -20,108 +18,15 @@ from safetensors.torch import load_file, save_file
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.nn.functional import linear
-from transformers.modeling_outputs import TokenClassifierOutput
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config.optimizer import build_optimizer
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
 
-from recipe.dag.platform.adapter_weights import Pairs, read_adapter, target_layers, write_adapter
+from recipe.dag.platform.adapter_weights import Pairs, read_adapter, write_adapter
 from recipe.dag.policy.adapter_config import TrainedAdapter
+from recipe.dag.policy.adapter_layers import install
 from recipe.dag.policy.engine import PolicyEngine
 from recipe.dag.workflow.adapter_shape import HEAD
-
-
-class Active:
-    """The adapter with which the layers compute; shared by all of them. No module, so that no state dict has it."""
-
-    def __init__(self) -> None:
-        self.name: str | None = None
-        self.scale = 1.0
-
-
-def install(model: Any, adapters: tuple[TrainedAdapter, ...], *, seed: int) -> Active:
-    """Freeze the model, and give the adapters' layers their A and B. Only these instances change."""
-    model.requires_grad_(False)
-    active = Active()
-    for adapter in adapters:
-        rank = adapter.shape.rank
-        layers = target_layers(model, adapter.shape.targets)
-        draw = torch.Generator().manual_seed(zlib.crc32(adapter.name.encode()) << 16 ^ seed)
-        pairs = read_adapter(Path(adapter.start), layers)[1] if adapter.start is not None else {}
-        for name, layer in layers.items():
-            # as PEFT: B is 0, and A uniform in +-1 / sqrt(inputs)
-            bound = layer.in_features**-0.5
-            a = torch.empty(rank, layer.in_features).uniform_(-bound, bound, generator=draw)
-            a, b = pairs.get(name, (a, torch.zeros(layer.out_features, rank)))
-            for part, tensor in (("A", a), ("B", b)):
-                # on the layer's device, which is `meta` on ranks that get their weights from rank 0
-                parameter = nn.Parameter(tensor.to(layer.weight.device, torch.float32))
-                layer.register_parameter(f"lora_{part}_{adapter.name}", parameter)
-            if "lora" not in vars(layer):
-                vars(layer)["lora"] = active
-                layer.forward = types.MethodType(_forward, layer)
-    critics = [adapter.name for adapter in adapters if adapter.critic is not None]
-    if critics:
-        _install_heads(model, critics, active)
-    return active
-
-
-def _install_heads(model: Any, critics: list[str], active: Active) -> None:
-    """Give the model a value head of zeros for each critic, and its forward pass the values of the critic in use."""
-    width, device = model.config.get_text_config().hidden_size, model.get_output_embeddings().weight.device
-    for name in critics:
-        for part, shape in (("weight", (1, width)), ("bias", (1,))):
-            model.register_parameter(f"value_{part}_{name}", nn.Parameter(torch.zeros(shape, device=device)))
-    score = model.forward
-
-    def forward(self: Any, *args: Any, **inputs: Any) -> Any:
-        if active.name not in critics:
-            return score(*args, **inputs)
-        head = (getattr(self, f"value_{part}_{active.name}").float() for part in ("weight", "bias"))
-        hidden = self.base_model(*args, **inputs).last_hidden_state
-        with torch.autocast(hidden.device.type, enabled=False):  # which would round the values to bf16
-            values: Any = linear(hidden.float(), *head)
-        return TokenClassifierOutput(logits=values)  # FSDP looks for tensors in classes that torch's pytrees know
-
-    model.forward = types.MethodType(forward, model)
-
-
-def _forward(self: Any, hidden: Tensor) -> Tensor:
-    a = getattr(self, f"lora_A_{self.lora.name}", None)
-    if a is None:  # the model alone, or an adapter with other targets
-        return linear(hidden, self.weight, self.bias)
-    b = getattr(self, f"lora_B_{self.lora.name}")
-    return _Adapted.apply(hidden, self.weight, self.bias, a, b, self.lora.scale)
-
-
-class _Adapted(torch.autograd.Function):
-    """A frozen linear layer with an adapter: hidden W^T + bias + scale (hidden A^T) B^T, with W of [out, in], A of
-    [rank, in] and B of [out, rank].
-
-    Both additions happen in the accumulator of a matrix product, in place. As separate operations, they write and read
-    the output, and in the backward pass the gradient of `hidden`, three times more, which takes longer than the
-    products themselves: these have `rank` columns.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float):
-        flat = hidden.reshape(-1, hidden.shape[-1])
-        low = flat @ a.T
-        out = linear(flat, weight, bias).addmm_(low, b.T, alpha=scale)
-        ctx.save_for_backward(flat, low, weight, a, b)
-        ctx.scale = scale
-        return out.view(*hidden.shape[:-1], -1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        flat, low, weight, a, b = ctx.saved_tensors
-        grad = grads[0].reshape(-1, grads[0].shape[-1])
-        of_low = (grad @ b).mul_(ctx.scale)
-        of_hidden = None
-        if ctx.needs_input_grad[0]:
-            of_hidden = (grad @ weight).addmm_(of_low, a).view(*grads[0].shape[:-1], -1)
-        return of_hidden, None, None, of_low.T @ flat, (grad.T @ low).mul_(ctx.scale), None
 
 
 class AdapterEngine(PolicyEngine):

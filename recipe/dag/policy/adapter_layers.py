@@ -1,0 +1,159 @@
+"""Adapters in the linear layers of a frozen model, and the value heads of critics on it.
+
+Invariant: with adapter B A and its scale, a layer computes hidden W^T + bias + scale (hidden A^T) B^T, and gradients of
+`hidden`, A and B only. Layers that read the same input are computed together, so that the products with their A, the
+sums of their inputs' gradients and the gradients of A read and write it once: such a product has `rank` columns and
+takes as long as memory takes to deliver what it reads.
+"""
+
+from __future__ import annotations
+
+import types
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers.modeling_outputs import TokenClassifierOutput
+
+from recipe.dag.platform.adapter_weights import read_adapter, target_layers
+from recipe.dag.policy.adapter_config import TrainedAdapter
+
+SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names of layers of one parent that models call with the same tensor."""
+
+
+class Active:
+    """The adapter with which the layers compute; shared by all of them. No module, so that no state dict has it."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.scale = 1.0
+
+
+def install(model: Any, adapters: tuple[TrainedAdapter, ...], *, seed: int) -> Active:
+    """Freeze the model, and give the adapters' layers their A and B. Only these instances change."""
+    model.requires_grad_(False)
+    active, adapted = Active(), set()
+    for adapter in adapters:
+        rank = adapter.shape.rank
+        layers = target_layers(model, adapter.shape.targets)
+        draw = torch.Generator().manual_seed(zlib.crc32(adapter.name.encode()) << 16 ^ seed)
+        pairs = read_adapter(Path(adapter.start), layers)[1] if adapter.start is not None else {}
+        for name, layer in layers.items():
+            # as PEFT: B is 0, and A uniform in +-1 / sqrt(inputs)
+            bound = layer.in_features**-0.5
+            a = torch.empty(rank, layer.in_features).uniform_(-bound, bound, generator=draw)
+            a, b = pairs.get(name, (a, torch.zeros(layer.out_features, rank)))
+            for part, tensor in (("A", a), ("B", b)):
+                # on the layer's device, which is `meta` on ranks that get their weights from rank 0
+                parameter = nn.Parameter(tensor.to(layer.weight.device, torch.float32))
+                layer.register_parameter(f"lora_{part}_{adapter.name}", parameter)
+        adapted |= set(layers.values())
+    for parent in model.modules():
+        inputs: defaultdict[Any, list[nn.Linear]] = defaultdict(list)
+        for name, layer in parent.named_children():
+            if layer in adapted:
+                shared = next((names for names in SAME_INPUT if name in names), name)
+                inputs[shared, layer.in_features].append(layer)
+        for group in inputs.values():
+            _Group(group, active)
+    critics = [adapter.name for adapter in adapters if adapter.critic is not None]
+    if critics:
+        _install_heads(model, critics, active)
+    return active
+
+
+def _install_heads(model: Any, critics: list[str], active: Active) -> None:
+    """Give the model a value head of zeros for each critic, and its forward pass the values of the critic in use."""
+    width, device = model.config.get_text_config().hidden_size, model.get_output_embeddings().weight.device
+    for name in critics:
+        for part, shape in (("weight", (1, width)), ("bias", (1,))):
+            model.register_parameter(f"value_{part}_{name}", nn.Parameter(torch.zeros(shape, device=device)))
+    score = model.forward
+
+    def forward(self: Any, *args: Any, **inputs: Any) -> Any:
+        if active.name not in critics:
+            return score(*args, **inputs)
+        head = (getattr(self, f"value_{part}_{active.name}").float() for part in ("weight", "bias"))
+        hidden = self.base_model(*args, **inputs).last_hidden_state
+        with torch.autocast(hidden.device.type, enabled=False):  # which would round the values to bf16
+            values: Any = linear(hidden.float(), *head)
+        return TokenClassifierOutput(logits=values)  # FSDP looks for tensors in classes that torch's pytrees know
+
+    model.forward = types.MethodType(forward, model)
+
+
+class _Group:
+    """Layers that read the same input. The first that is called with it computes the results of all, which the others
+    return; one that is called with another tensor has them computed anew."""
+
+    def __init__(self, layers: Sequence[nn.Linear], active: Active):
+        self.layers, self.active = layers, active
+        self.hidden: Tensor | None = None
+        self.results: dict[nn.Linear, Tensor] = {}
+        """Of the layers that have not been called with `hidden` yet."""
+        for layer in layers:
+            layer.forward = partial(self._forward, layer)
+
+    def _forward(self, layer: nn.Linear, hidden: Tensor) -> Tensor:
+        name = self.active.name
+        adapted = [each for each in self.layers if f"lora_A_{name}" in each._parameters]
+        if layer not in adapted:  # the model alone, or an adapter with other targets
+            return linear(hidden, layer.weight, layer.bias)
+        if hidden is not self.hidden or layer not in self.results:
+            weights = [
+                (each.weight, each.bias, getattr(each, f"lora_A_{name}"), getattr(each, f"lora_B_{name}"))
+                for each in adapted
+            ]
+            results = _Adapted.apply(hidden, self.active.scale, *[tensor for each in weights for tensor in each])
+            self.hidden, self.results = hidden, dict(zip(adapted, results, strict=True))
+        result = self.results.pop(layer)
+        if not self.results:
+            self.hidden = None
+        return result
+
+
+class _Adapted(torch.autograd.Function):
+    """Frozen linear layers with an adapter, and one input: `weights` are W [out, in], bias, A [rank, in] and B
+    [out, rank] of each.
+
+    A result, or a gradient of `hidden`, starts as the adapter's part, to which the layer's own product is added in its
+    accumulator. In the other order, the adapter's product reads and writes the whole result once more, which takes
+    longer than to compute it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, scale: float, *weights: Tensor) -> tuple[Tensor, ...]:
+        w, biases, a, b = (weights[part::4] for part in range(4))
+        # the norms of some models return fp32 under autocast, which casts for no product in place
+        flat, joined = hidden.reshape(-1, hidden.shape[-1]).to(w[0].dtype), torch.cat(a)
+        low = (flat @ joined.T).mul_(scale)
+        results = []
+        for weight, bias, own, part in zip(w, biases, b, low.split(len(a[0]), 1), strict=True):
+            result = part @ own.T if bias is None else torch.addmm(bias, part, own.T)
+            results.append(result.addmm_(flat, weight.T).view(*hidden.shape[:-1], -1))
+        ctx.save_for_backward(flat, low, joined, *w, *b)
+        ctx.scale = scale
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        flat, low, joined, *weights = ctx.saved_tensors
+        w, b, rank = weights[: len(grads)], weights[len(grads) :], low.shape[1] // len(grads)
+        rows = [grad.reshape(-1, grad.shape[-1]) for grad in grads]
+        of_low = torch.cat([grad @ own for grad, own in zip(rows, b, strict=True)], 1).mul_(ctx.scale)
+        of_hidden = None
+        if ctx.needs_input_grad[0]:
+            of_hidden = of_low @ joined
+            for grad, weight in zip(rows, w, strict=True):
+                of_hidden.addmm_(grad, weight)
+            of_hidden = of_hidden.view(*grads[0].shape[:-1], -1)
+        of_a = (of_low.T @ flat).split(rank)
+        of_b = [grad.T @ part for grad, part in zip(rows, low.split(rank, 1), strict=True)]
+        return of_hidden, None, *[each for pair in zip(of_a, of_b, strict=True) for each in (None, None, *pair)]
