@@ -213,8 +213,7 @@ def run(rank: int, world: int, model: str, out: Path) -> None:
     result["reference"] = together.log_probs(9, "b", reference=True)
     result["values"] = together.values(9)
     result["steps"] = {name: together.engine.schedulers[name].last_epoch for name in NAMES}
-    for name in NAMES:
-        together.worker.write_adapter(name, str(out / f"written_{name}"), [])
+    together.worker.write_adapters({name: str(out / f"written_{name}") for name in NAMES}, [])
     result["alone"] = {}
     for adapter in every:
         alone = made([adapter])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,13 +11,13 @@ from omegaconf import OmegaConf
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.loading.workflow_file import load_workflow
-from recipe.dag.policy.adapter import AdapterPolicy, AdapterWorkers
+from recipe.dag.policy.adapter import AdapterHost, AdapterPolicy, AdapterWorkers
 from recipe.dag.policy.adapter_config import critic_of, host_config, trained_adapters
 from recipe.dag.policy.config import policy_config
+from recipe.dag.policy.policy import run_sync
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.train.models import find_models
 from recipe.dag.workflow.adapter_shape import AdapterShape, shape_of
-from recipe.dag.workflow.agent_schema import Reference
 from tests.policy.spmd_adapters import WORKFLOW
 
 
@@ -129,34 +130,52 @@ def test_targets_that_the_model_lacks_are_refused_before_anything_starts(workflo
         find_models(wrong)
 
 
-def test_a_sync_loads_before_it_wakes_and_keeps_the_last_version_alone(workflow, tiny_model, tmp_path):
+def test_a_sync_writes_all_adapters_at_once_before_servers_wake_and_keeps_the_last_version_alone(
+    workflow, tiny_model, tmp_path, monkeypatch
+):
     configs, _ = configured(workflow, tiny_model, "cpu")
-    done = []
+    done, loading = [], asyncio.Event()
 
-    class Host:
-        pool, folder, writing = None, SimpleNamespace(name=str(tmp_path / "shared")), asyncio.Lock()
+    def write(folders, stale):
+        for folder in folders.values():
+            Path(folder).mkdir(parents=True)
+        done.append(("write", [Path(folder).name for folder in folders.values()], [Path(old).name for old in stale]))
 
-        async def serve(self, name, version, folder):
-            done.append(("serve", name, version))
+    async def load(name, version, folder):
+        assert Path(folder).is_dir()
+        loading.set()
 
-        async def wake(self, version):
-            done.append(("wake", version))
+    async def update(sync, version):
+        await asyncio.wait_for(loading.wait(), 30)  # a server loads while it wakes up
+        done.append(("wake", version))
 
-    def write(name, folder, stale):
-        (tmp_path / "shared" / f"{name}@{folder.rpartition('@')[2]}").mkdir(parents=True)
-        done.append(("write", [old.rpartition("/")[2] for old in stale]))
+    async def in_turn(function, *arguments):
+        if function is run_sync:
+            await update(*arguments)
+        else:
+            function(*arguments)
 
-    policy = AdapterPolicy("a", configs["a"], Host(), trained=True, reference=Reference(), critic=True, start=None)
-    policy.workers = SimpleNamespace(write_adapter=write)
-    assert policy.canary is None
-    for version in (3, 4, 5):
-        asyncio.run(policy.sync_weights(version))
-    assert done[:3] == [("write", []), ("serve", "a", 3), ("wake", 3)]
-    assert done[3:] == [
-        ("write", []), ("serve", "a", 4), ("wake", 4),
-        ("write", ["a@3"]), ("serve", "a", 5), ("wake", 5),
+    monkeypatch.setattr(asyncio, "to_thread", in_turn)
+    host = AdapterHost("base", configs["base"], SimpleNamespace(), ())
+    host.workers = SimpleNamespace(write_adapters=write)
+    host.sync, host.folder = None, SimpleNamespace(name=str(tmp_path / "shared"))
+    host.replicas = [SimpleNamespace(server_handle=SimpleNamespace(load_adapter=SimpleNamespace(remote=load)))]
+    options = {"trained": True, "reference": None, "critic": False, "start": None}
+    policies = [AdapterPolicy(name, configs[name], host, **options) for name in "ab"]
+
+    async def sync():
+        for version in (3, 4, 5):
+            host.awake = False
+            loading.clear()
+            await asyncio.gather(*[policy.sync_weights(version) for policy in policies])
+
+    asyncio.run(sync())
+    assert done == [
+        ("write", ["a@3", "b@3"], []), ("wake", 3),
+        ("write", ["a@4", "b@4"], []), ("wake", 4),
+        ("write", ["a@5", "b@5"], ["a@3", "b@3"]), ("wake", 5),
     ]  # fmt: skip
-    assert policy.version == 5
+    assert [policy.version for policy in policies] == [5, 5] and host.awake
 
 
 def test_every_pass_names_its_adapter():

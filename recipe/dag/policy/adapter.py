@@ -36,7 +36,11 @@ class AdapterHost(PolicyRuntime):
         super().__init__(name, config, pool, trained=False)
         self.adapters = tuple(adapters)
         self.has_workers = bool(adapters)
-        self.awake, self.waking, self.writing = False, asyncio.Lock(), asyncio.Lock()
+        self.awake = False
+        self.unwritten: dict[str, tuple[str, list[str]]] = {}
+        """Adapter -> the folder of its next write, and those that it removes."""
+        self.collective = asyncio.Lock()
+        """Held during calls of the workers with collectives, which all ranks then get in one order."""
 
     async def start(self) -> None:
         if self.adapters:
@@ -56,17 +60,30 @@ class AdapterHost(PolicyRuntime):
 
         return AdapterWorker, {"role": "actor_rollout", "adapters": self.adapters}
 
+    async def write(self, name: str, folder: str, stale: list[str]) -> None:
+        """Write an adapter for the servers, in one call with all that are synced at the same time, and remove the
+        folders `stale`."""
+        self.unwritten[name] = folder, stale
+        async with self.collective:
+            await asyncio.sleep(0)  # in which the others ask
+            asked, self.unwritten = self.unwritten, {}
+            if asked:
+                folders = {each: folder for each, (folder, _) in asked.items()}
+                removed = [old for _, stale in asked.values() for old in stale]
+                await asyncio.to_thread(self.workers.write_adapters, folders, removed)
+
     async def serve(self, name: str, version: int, folder: Path) -> None:
         """Let all servers load an adapter from a PEFT folder that their machines see, awake or asleep."""
         servers: list[Any] = [replica.server_handle for replica in self.replicas]
         await asyncio.gather(*[server.load_adapter.remote(name, version, str(folder)) for server in servers])
 
     async def wake(self, version: int) -> None:
-        async with self.waking:
-            if not self.awake:
-                await asyncio.to_thread(run_sync, self.sync, version)
-                await self._check_canary(self.version)  # of the base, which has one version
-                self.awake = True
+        async with self.collective:
+            if self.awake:
+                return
+            await asyncio.to_thread(run_sync, self.sync, version)
+            self.awake = True
+        await self._check_canary(self.version)  # of the base, which has one version
 
     async def sleep(self) -> None:
         if self.awake and self.workers is not None:
@@ -112,10 +129,8 @@ class AdapterPolicy(PolicyRuntime):
         # servers may still unload the last version, and have had a step's time for those before it
         kept = {str(folder), str(root / f"{self.name}@{self.version}")}
         stale = [str(old) for old in root.glob(f"{self.name}@*") if str(old) not in kept]
-        async with self.host.writing:  # a collective: all ranks get these calls in one order
-            await asyncio.to_thread(self.workers.write_adapter, self.name, str(folder), stale)
-        await self.host.serve(self.name, version, folder)
-        await self.host.wake(version)
+        await self.host.write(self.name, str(folder), stale)
+        await asyncio.gather(self.host.serve(self.name, version, folder), self.host.wake(version))
         self.version = version
         await self._check_canary(version)
 

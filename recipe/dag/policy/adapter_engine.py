@@ -110,10 +110,10 @@ class AdapterEngine(PolicyEngine):
     @torch.no_grad()
     def _whole(self, weights: Sequence[nn.Parameter], dtype: torch.dtype) -> list[Tensor]:
         device = self.device_mesh.device_type  # weights may be offloaded, and collectives need them on the device
-        gathered = [_gathered(weight.detach().to(device)).to(dtype) for weight in weights]
-        # one copy to the host: 500 copies, one after the other, take longer than their bytes
-        parts = torch.cat([tensor.flatten() for tensor in gathered]).cpu().split([each.numel() for each in gathered])
-        return [part.view(each.shape).clone() for part, each in zip(parts, gathered, strict=True)]
+        # one cast and one copy to the host: 500, one after the other, take longer than their bytes
+        values = torch.cat([_gathered(weight, device).flatten() for weight in weights]).to(dtype).cpu()
+        parts = values.split([weight.numel() for weight in weights])
+        return [part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)]
 
     def write(self, name: str, folder: Path, *, leads: bool, dtype: torch.dtype = torch.float32) -> None:
         """Write the adapter as a PEFT folder, in the processes that lead. A collective."""
@@ -167,10 +167,11 @@ def _head(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
     return {part: weight for part, weight in parts.items() if weight is not None}
 
 
-def _gathered(tensor: Tensor) -> Tensor:
-    if not isinstance(tensor, DTensor):
-        return tensor
-    return tensor.to_local() if tensor.device_mesh.size() == 1 else tensor.full_tensor()
+def _gathered(weight: Tensor, device: str) -> Tensor:
+    if isinstance(weight, DTensor) and weight.device_mesh.size() == 1:
+        weight = weight.to_local()  # first: a DTensor's operations cost ten times those of a tensor
+    weight = weight.detach().to(device)
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def _fill(weight: nn.Parameter, saved: Tensor) -> None:

@@ -109,13 +109,15 @@ class AdapterWorker(PolicyWorker):
         self.scores[name] = None
 
     @register(dispatch_mode=ONE_TO_ALL)
-    def write_adapter(self, name: str, folder: str, stale: list[str]) -> None:
-        """Write the adapter for this machine's servers, in the servers' type, and remove the folders `stale`."""
+    def write_adapters(self, folders: dict[str, str], stale: list[str]) -> None:
+        """Write adapters to these folders for this machine's servers, in the servers' type, and remove the folders
+        `stale`."""
         hosts: list[str] = [""] * self.world_size
         torch.distributed.all_gather_object(hosts, socket.gethostname())
         leads = hosts.index(socket.gethostname()) == self.rank
         half = get_torch_device() is not torch.cpu
-        self._engine.write(name, Path(folder), leads=leads, dtype=torch.bfloat16 if half else torch.float32)
+        for name, folder in folders.items():
+            self._engine.write(name, Path(folder), leads=leads, dtype=torch.bfloat16 if half else torch.float32)
         for old in stale if leads else ():
             shutil.rmtree(old, ignore_errors=True)
 
