@@ -8,6 +8,7 @@ and nothing offloaded. `+` joins arms, and `@` gives an arm its own tokens of a 
 - packed: packed rows, no logits, and the kernels, gathered weights and recompute that a run chooses (the default)
 - no_recompute, mlp_recompute, recompute: the same, but no layer recomputes activations, each those of its MLP, or all
 - adamw8bit: the same with torchao's 8-bit Adam
+- adapters: three adapters of rank 16 on the model, which is frozen; each has a third of the rows
 - plain: the same with transformers' modules, weights gathered for each layer, and all layers recomputed
 - logits: packed rows, log-probs computed from logits in chunks
 - padded: verl's engine without flash-attn (padded rows, sdpa, logits)
@@ -26,12 +27,20 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Column, Table
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from recipe.dag.workflow.schema import Workflow
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # if this project is not installed, `recipe` may be another package
@@ -42,6 +51,7 @@ ARMS = {
     "no_recompute": (f"{MODEL}.enable_gradient_checkpointing=false",),
     "mlp_recompute": (f"{MODEL}.enable_gradient_checkpointing=true", f"{MODEL}.recompute_mlp_only=1000"),
     "recompute": WHOLE,
+    "adapters": (),
     "adamw8bit": (f"{ACTOR}.optim.optimizer=AdamW8bit", f"{ACTOR}.optim.optimizer_impl=torchao.optim"),
     "plain": (
         *WHOLE,
@@ -61,6 +71,21 @@ algorithm: {old_log_probs: trainer}
 nodes:
   - {id: solve, agent: solver}
   - {id: reward, reward: score.py:score, after: solve}
+"""
+ADAPTERS = """\
+dag_id: bench_adapters
+agents: [{name: one, policy: one}, {name: two, policy: two}, {name: three, policy: three}]
+policies:
+  base: {model: {path: "%s"}, frozen: true}
+  one: {lora: {base: base, rank: 16}, lr: 1.0e-5}
+  two: {lora: {base: base, rank: 16}, lr: 1.0e-5}
+  three: {lora: {base: base, rank: 16}, lr: 1.0e-5}
+algorithm: {old_log_probs: trainer}
+nodes:
+  - {id: first, agent: one}
+  - {id: second, agent: two, after: first}
+  - {id: third, agent: three, after: second}
+  - {id: reward, reward: score.py:score, after: third}
 """
 
 
@@ -89,6 +114,45 @@ def split(arm: str) -> tuple[list[str], int | None]:
     return names.split("+"), int(tokens) if tokens else None
 
 
+def make_policies(workflow: Workflow, configure: Callable[[str], DictConfig], platform: str) -> list[Any]:
+    """Return the parts of PolicyRuntimes that the kernels use: of a policy, or of the adapters on its model."""
+    from recipe.dag.policy.adapter import AdapterWorkers
+    from recipe.dag.policy.adapter_config import host_config, trained_adapters
+    from recipe.dag.policy.adapter_worker import AdapterWorker
+    from recipe.dag.policy.worker import PolicyWorker
+    from recipe.dag.workflow.adapter_shape import shape_of
+
+    base, *adapters = workflow.policies
+    configs = {name: configure(name) for name in workflow.policies}
+    if not adapters:
+        worker = PolicyWorker(configs[base].actor_rollout_ref, role="actor")
+    else:
+        specs = {name: workflow.policies[name] for name in adapters}
+        shapes = {name: shape_of(spec.lora) for name, spec in specs.items() if spec.lora is not None}
+        trained = [
+            each for name in adapters for each in trained_adapters(name, specs[name], shapes[name], configs[name], None)
+        ]
+        config = host_config(configs, base, trained, shapes, platform=platform)
+        worker = AdapterWorker(config.actor_rollout_ref, "actor", adapters=tuple(trained))
+    worker.init_model()
+    workers = SimpleNamespace(
+        compute_log_prob=worker.compute_log_prob,
+        update_actor=worker.update_actor,
+        execute_func_rank_zero=lambda function, *arguments: function(*arguments),
+        world_size=1,
+    )
+    pad = SimpleNamespace(pad_token_id=0)
+    return [
+        SimpleNamespace(
+            config=configs[name],
+            data_parallel_size=1,
+            workers=AdapterWorkers(workers, name, configs[name].critic) if adapters else workers,
+            tokenizer=pad,
+        )
+        for name in adapters or [base]
+    ]
+
+
 def measure(args: argparse.Namespace) -> dict[str, float]:
     """Measure one arm in this process."""
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -105,7 +169,6 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
 
     from recipe.dag.loading.workflow_file import load_workflow
     from recipe.dag.policy.config import policy_config
-    from recipe.dag.policy.worker import PolicyWorker
     from recipe.dag.settings import defaults
     from recipe.dag.train import kernels, throughput
     from recipe.dag.types.row import Row, RowCall
@@ -118,7 +181,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     )
     names, own_tokens = split(args.arm)
     tokens = own_tokens or args.tokens
-    file = out / "workflow.yaml"
+    file = out / ("adapters.yaml" if "adapters" in names else "workflow.yaml")
     workflow = load_workflow(file)
     run = compose_config(
         "dag",
@@ -136,18 +199,8 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     )
     decision = defaults.decide(run, workflow, this_machine()) if gpu else defaults.on_cpu(run)
     defaults.apply(run, decision)
-    config = policy_config(run, workflow, "main", model_path=args.model, updates=10, platform=platform)
-    worker = PolicyWorker(config.actor_rollout_ref, role="actor")
-    worker.init_model()
-    workers = SimpleNamespace(
-        compute_log_prob=worker.compute_log_prob,
-        update_actor=worker.update_actor,
-        execute_func_rank_zero=lambda function, *arguments: function(*arguments),
-        world_size=1,
-    )
-    pad = SimpleNamespace(pad_token_id=0)
-    # the part of a PolicyRuntime that the kernels use
-    policy: Any = SimpleNamespace(config=config, data_parallel_size=1, workers=workers, tokenizer=pad)
+    configure = partial(policy_config, run, workflow, model_path=args.model, updates=10, platform=platform)
+    policies = make_policies(workflow, configure, platform)
     rng = random.Random(1)
     lengths = [rng.randint(args.shortest, args.longest) for _ in range(args.rows)]
     vocabulary = range(3, size_of(args.model).vocabulary)
@@ -173,13 +226,17 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     if gpu:
         torch.cuda.reset_peak_memory_stats()
     for number in range(args.passes):
-        batch = kernels.PolicyBatch(rows)
-        kernels.prepare(policy, batch, workflow.algorithm)
-        kernels.old_log_probs(policy, batch)
-        batch.columns["advantages"] = [torch.ones(len(row.response_ids)) for row in rows]
-        kernels.update_actor(policy, batch, workflow.algorithm, seed=0)
-        passes += batch.passes if number else []
-    metrics = throughput.throughput_metrics(passes, throughput.find_flops(policy))
+        for first, policy in enumerate(policies):
+            batch = kernels.PolicyBatch(rows[first :: len(policies)])
+            kernels.prepare(policy, batch, workflow.algorithm)
+            kernels.old_log_probs(policy, batch)
+            batch.columns["advantages"] = [torch.ones(len(row.response_ids)) for row in batch.rows]
+            kernels.update_actor(policy, batch, workflow.algorithm, seed=0)
+            passes += batch.passes if number else []
+    flops = throughput.find_flops(policies[0])
+    if flops is not None:
+        flops = replace(flops, adapter=len(policies) > 1)
+    metrics = throughput.throughput_metrics(passes, flops)
     if gpu:
         metrics["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
     if decision.memory:
@@ -207,6 +264,7 @@ def main(argv: list[str] | None = None) -> None:
         (args.out / f"{args.arm}.json").write_text(json.dumps(measure(args)))
         return
     (args.out / "workflow.yaml").write_text(WORKFLOW % args.model)
+    (args.out / "adapters.yaml").write_text(ADAPTERS % args.model)
     (args.out / "score.py").write_text("def score(episode):\n    return {}\n")
     results = {}
     for arm in args.arms.split(","):

@@ -17,12 +17,13 @@ def forked(zygote, monkeypatch) -> None:
 
 def test_an_arm_measures_both_passes_and_is_reported(forked, tiny_model, tmp_path, capfd):
     small = ["--rows", "6", "--shortest", "10", "--longest", "40", "--passes", "2"]
-    arm = "no_recompute+logits@512"
-    bench_training.main([str(tiny_model), "--arms", arm, *small, "--out", str(tmp_path)])
-    found = json.loads((tmp_path / "training.json").read_text())["arms"][arm]
-    assert found["log_prob_tokens_per_s"] > 0 and found["update_tokens_per_s"] > 0
-    assert found["tokens"] == 512 and not {"peak_gb", "estimate_gb"} & set(found)
-    assert arm in capfd.readouterr().out
+    arms = ["no_recompute+logits@512", "adapters@512"]
+    bench_training.main([str(tiny_model), "--arms", ",".join(arms), *small, "--out", str(tmp_path)])
+    found, printed = json.loads((tmp_path / "training.json").read_text())["arms"], capfd.readouterr().out
+    for arm in arms:
+        assert found[arm]["log_prob_tokens_per_s"] > 0 and found[arm]["update_tokens_per_s"] > 0
+        assert found[arm]["tokens"] == 512 and not {"peak_gb", "estimate_gb"} & set(found[arm])
+        assert arm in printed
 
 
 def test_an_arm_that_fails_is_named_with_its_log(forked, tmp_path, capfd):

@@ -99,7 +99,7 @@ class _Group:
         self.results: dict[nn.Linear, Tensor] = {}
         """Of the layers that have not been called with `hidden` yet."""
         for layer in layers:
-            layer.forward = partial(self._forward, layer)
+            layer.forward = partial(self._forward, layer)  # pyright: ignore[reportAttributeAccessIssue]  # hidden: its name there
 
     def _forward(self, layer: nn.Linear, hidden: Tensor) -> Tensor:
         name = self.active.name
