@@ -39,3 +39,20 @@ def test_a_layer_computes_with_its_own_input_in_any_order_of_calls(tiny_model):
         results = (found, expected)
         gradients = [torch.autograd.grad((each * direction).sum(), wanted, retain_graph=True) for each in results]
         torch.testing.assert_close(*gradients)
+
+
+def test_gradients_add_up_over_micro_batches(tiny_model):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    active = install(model, (TrainedAdapter("a", AdapterShape(3, 6.0, ("all-linear",)), {}),), seed=0)
+    active.name = "a"
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    batches = [torch.arange(2, 9)[None], torch.arange(40, 60)[None]]
+    each = []
+    for ids in batches:
+        model(input_ids=ids, labels=ids).loss.backward()
+        each.append({name: weight.grad.clone() for name, weight in weights.items()})
+        model.zero_grad()
+    for ids in batches:
+        model(input_ids=ids, labels=ids).loss.backward()
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight.grad, each[0][name] + each[1][name])
