@@ -63,7 +63,7 @@ async def start_policies(
             }
             made += _on_one_model(workflow, configs, pool, models, policies, platform=platform)
         policies.update({policy.name: policy for policy in made})
-        await together([_each(made, PolicyRuntime.start), _each(made, PolicyRuntime.launch)])
+        await together([_each(made, lambda policy: policy.start()), _each(made, lambda policy: policy.launch())])
 
     specs = plan_pools(workflow, nnodes=run.trainer.nnodes, n_gpus_per_node=run.trainer.n_gpus_per_node)
     pools = [await asyncio.to_thread(create, spec, platform=platform) for spec in specs]
