@@ -29,7 +29,7 @@ async def main(folder: Path) -> None:
     episode = f"#/episode/{unsolved['step']}/train/{unsolved['uid']}/{unsolved['index']}/1"
     with tempfile.TemporaryDirectory() as place:
         page = Path(place) / "trace.html"
-        print(write_page(run, run.records, page))
+        print(write_page([run], page))
         async with browser(executable) as new_tab:
             for name, route, height, dark in (("run", "#/run/15", 900, False), ("episode", episode, 900, True)):
                 tab = await new_tab()

@@ -150,9 +150,12 @@ app/test_recipes.py::test_a_script_runs_in_a_folder_with_links_to_the_project_an
   verl-dag run retool_ma --tiny
 app/test_cli.py::test_import_prints_or_writes_a_file_that_loads: needs a file of siiRL's
   verl-dag import old.yaml -o new.yaml
+app/test_watch.py::test_ctrl_c_ends_it_without_an_error: serves until it is stopped
+  verl-dag watch outputs/retool_ma_tiny
 app/test_cli.py::test_trace_prints_an_episode: needs a run's folder
   verl-dag trace outputs/retool_ma_tiny --solved
   verl-dag trace outputs/retool_ma_tiny -o trace.html
+  verl-dag trace outputs/retool_ma_tiny_seed0 outputs/retool_ma_tiny_seed1 -o compare.html
   verl-dag trace outputs/retool_ma_tiny --list --worst
   verl-dag trace outputs/retool_ma_tiny --worst --agent executor --full
 app/test_cli_eval.py::test_doctor_finds_this_machine_fit: loads verl in a process of its own

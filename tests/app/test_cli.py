@@ -200,3 +200,8 @@ def test_trace_prints_an_episode(run, tmp_path):
     page = tmp_path / "page" / "trace.html"
     code, out, _ = run("trace", str(tmp_path), "-o", str(page))
     assert code == 0 and out.startswith(f"{page}: 1 episodes") and page.read_bytes().startswith(b"<!doctype html>")
+    assert run("trace", *[str(tmp_path)] * 2, "-o", str(page))[1].startswith(f"{page}: 2 episodes")
+    several = "several runs are for a page; add --output FILE.html\n"
+    assert run("trace", *[str(tmp_path)] * 2) == (2, "", several)
+    for command in (("trace", "-o", str(page)), ("watch",)):
+        assert run(*command, *[str(tmp_path)] * 5) == (2, "", "5 runs: a page compares at most four\n")

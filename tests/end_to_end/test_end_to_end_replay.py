@@ -40,7 +40,7 @@ def test_a_fork_without_a_change_repeats_the_record_token_by_token(asked, whole,
 
 def test_a_page_answers_what_if_a_call_had_been_silent(asked, tmp_path):
     asked("replay", "-n", "2", "-o", str(tmp_path / "what_if.html"))
-    data = read_page((tmp_path / "what_if.html").read_text())
+    (data,) = read_page((tmp_path / "what_if.html").read_text())
     effects = data["index"]["effects"]
     assert [(one["step"], one["at"][0]) for one in effects] == [
         (step, node) for step in (0, 3) for node in ("plan", "execute", "verify")

@@ -270,7 +270,7 @@ def test_a_client_that_has_gone_ends_its_generations():
         serving = asyncio.create_task(serve_until_signal(server.app(), "127.0.0.1", 0, address.set_result))
         async with aiohttp.ClientSession() as client:
             url = await address
-            asked = asyncio.create_task(client.post(f"{url}/chat/completions", json=CHAT | {"n": 2}))
+            asked = asyncio.create_task(client.post(f"{url}/v1/chat/completions", json=CHAT | {"n": 2}))
             await started.wait()
             asked.cancel()
             await asyncio.gather(asked, return_exceptions=True)

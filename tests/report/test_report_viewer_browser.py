@@ -6,13 +6,14 @@ import asyncio
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 
 from recipe.dag.report.journal import Journal
 from recipe.dag.report.run_folder import read_run
-from recipe.dag.report.viewer.page import WEB, page_of, write_page
-from recipe.dag.report.viewer.payload import payload_of
+from recipe.dag.report.viewer.page import WEB, write_page
+from recipe.dag.report.viewer.payload import parts_of
 from tests.browser import browser, find
 from tests.report.conftest import build_call, build_episode, build_result
 
@@ -33,7 +34,13 @@ def run(tmp_path_factory):
     for step in (1, 2):
         for problem in "ab":
             journal.episodes(step, [_sibling(f"{step}-{problem}", problem, index) for index in range(4)])
-        numbers = {"episode/accuracy": 0.25 * step, "episode/count": 8.0, "timing/step": 2.0, "timing/rollout": 1.5}
+        numbers = {
+            "episode/accuracy": 0.25 * step,
+            "tokens/sampled": 60.0,
+            "episode/count": 8.0,
+            "timing/step": 2.0,
+            "timing/rollout": 1.5,
+        }
         journal.metrics(step, numbers | {f"agent/{name}/reward/mean": 0.5 for name in ("plan", "check")})
     tool = build_result(text=HOSTILE, name=HOSTILE, arguments={"code": LINE}, stderr=HOSTILE)
     calls = [build_call(HOSTILE, text=HOSTILE, prompt_text=HOSTILE, tool_results=[tool]), build_call("plan", text=LINE)]
@@ -66,7 +73,7 @@ def opened(run, tmp_path_factory):
     if executable is None:
         pytest.skip("no Chromium or Chrome on PATH, and CHROME is not set")
     file = tmp_path_factory.mktemp("page") / "trace.html"
-    write_page(run, run.records, file)
+    write_page([run], file)
     loop = asyncio.new_event_loop()
     started = browser(executable)
     tab_of = loop.run_until_complete(started.__aenter__())
@@ -200,7 +207,7 @@ def _effect(step: int, at: str) -> dict:
 @pytest.mark.parametrize(("width", "dark"), [(400, True), (1400, False)])
 def test_what_if_shows_effects_beside_the_record_as_text(opened, run, tmp_path, width, dark):
     file = tmp_path / "what_if.html"
-    write_page(run, run.records, file, [_effect(step, at) for step in (1, 2) for at in ("plan", "check")])
+    write_page([run], file, [_effect(step, at) for step in (1, 2) for at in ("plan", "check")])
 
     async def script(tab):
         await tab.call("Page.navigate", url=file.as_uri())
@@ -227,22 +234,61 @@ def test_what_if_shows_effects_beside_the_record_as_text(opened, run, tmp_path, 
     opened(script, width=width, dark=dark)
 
 
-def test_five_hundred_episodes_are_on_the_screen_soon(tmp_path, opened, run):
-    journal = Journal(tmp_path / "many", max_per_step=None)
-    for step in range(10):
-        journal.episodes(step, [_sibling(f"{step}-{i // 4}", f"{i // 4}", i % 4) for i in range(50)])
-    many = read_run(tmp_path / "many")
-    assert len(many.records) == 500
-    file = tmp_path / "many.html"
-    file.write_bytes(page_of(payload_of(many, many.records)))
+@pytest.mark.parametrize(("width", "dark"), [(400, True), (1400, False)])
+def test_runs_are_compared_at_equal_tokens_and_problem_by_problem(opened, run, tmp_path, width, dark):
+    file, other = tmp_path / "compare.html", Journal(tmp_path / "other")
+    for step, problem in ((1, "b"), (2, "a")):  # it has sampled less, and solves all of b but nothing of a
+        group = [_sibling(f"{step}-{problem}", problem, index) for index in range(4)]
+        other.episodes(step, [replace(one, outcome=float(problem == "b")) for one in group])
+        other.metrics(step, {"episode/accuracy": 0.5, "episode/count": 4.0, "tokens/sampled": 40.0})
+    hostile = build_episode(HOSTILE, calls=[build_call(HOSTILE, text=HOSTILE)], sample=run.records[-1]["sample"])
+    other.episodes(2, [hostile], split="validation")
+    write_page([run, read_run(tmp_path / "other")], file)
 
     async def script(tab):
-        await tab.call("Page.navigate", url=f"{file.as_uri()}#/problems")
-        await tab.until("document.querySelectorAll('.matrix .row').length > 5")
+        await tab.call("Page.navigate", url=file.as_uri())
+        await tab.until("location.hash === '#/compare'")
         tab.requests[:] = tab.requests[:1]
-        assert await tab.value("performance.getEntriesByName('shown')[0].startTime") < 5000
+        await tab.until("document.querySelector('.steps b').textContent === '80'")
+        cells = "[...document.querySelectorAll('tbody tr')].map((row) => row.children[3].textContent).join()"
+        assert await tab.value(cells) == "1,2", "the steps that 80 tokens reach"
+        await visit(tab, "#/compare/120")
+        await tab.until("document.querySelector('.compared .problem')?.textContent.includes('owned')")
+        await tab.press("j")
+        await tab.until("document.querySelector('section[aria-label=problem] tbody tr') !== null")
+        assert SHOWN[:20] in await tab.value("document.querySelector('section[aria-label=problem] tbody').textContent")
+        await tab.value(
+            "[...document.querySelectorAll('.compared button')].find((one) => /train/.test(one.innerText)).click()"
+        )
+        await tab.until("location.hash === '#/compare/120/train'")
+        await visit(tab, "#/compare//train")
+        row = "[...document.querySelectorAll('.compared .row:not(.head)')].map((one) => one.textContent).join()"
+        await tab.until(f"{row} === 'problem a500,problem b50100'")
+        await tab.press("j")
+        await tab.press("j")
+        await tab.until("location.hash === '#/compare//train///1'")
+        said = "[...document.querySelectorAll('[aria-label=problem] tbody tr')].map((row) => row.textContent).join()"
+        await tab.until(f"{said}.includes('the same')")
+        assert await tab.value("document.querySelectorAll('.history .cell.faint').length") == 1
+        link = "document.querySelector('[aria-label=problem] thead th:last-child a')"
+        await tab.until(f"{link}?.hash === '#/2/episode/1/train/1-b/0'")
+        await tab.value(f"{link}.click()")
+        await tab.until("location.hash === '#/2/episode/1/train/1-b/0'")
+        await tab.press("r")
+        await tab.until("location.hash === '#/episode/1/train/1-b/0'")
+        await tab.press("}")
+        await tab.until("location.hash === '#/episode/2/train/2-b/0'")
+        choose = "(one) => { one.value = '1'; one.dispatchEvent(new Event('change')); }"
+        await tab.value(f"({choose})(document.querySelector('nav select'))")
+        await tab.until("location.hash === '#/2/episode/1/train/1-b/0'")
+        for key, screen in (("3", "#/2/group/1/train/1-b/0"), ("1", "#/2/run/1"), ("8", "#/2/compare")):
+            await tab.press(key)
+            await tab.until(f"location.hash === {json.dumps(screen)}")
+            assert await tab.value(OVERFLOW), screen
+        assert await tab.value("document.title") != "owned"
+        assert await tab.value("document.querySelectorAll('main img, main script').length") == 0
 
-    opened(script)
+    opened(script, width=width, dark=dark)
 
 
 NODE = """
@@ -252,12 +298,17 @@ const { dominance, histogram, trend, wilson } = await import(URL + "/statistics.
 const { firstDifference, visible } = await import(URL + "/text.js");
 const { signed } = await import(URL + "/format.js");
 const { alarmsAt } = await import(URL + "/alarms.js");
+const { axisOf, curvesOf, shared } = await import(URL + "/compare.js");
 const model = new Model(INDEX);
 const group = model.groupAt({ step: 1, split: "train", uid: "1-a" });
 const [plan, check] = creditOf(model.at(1), model.agents);
 const series = { "agent/a/reward/mean": [...Array(20).keys()], "episode/accuracy": Array(20).fill(0.5) };
 series["agent/a/grad_tokens_share"] = [0.01];
 const rising = { metrics: { steps: [], series }, agents: ["a"] };
+const metrics = (steps, series) => ({ ...INDEX, metrics: { steps, series } });
+const pair = [metrics([1, 2], { "tokens/sampled": [60, 60], loss: [3, 2] }),
+  metrics([0, 1, 2], { "tokens/sampled": [null, 40, 30], loss: [null, 1, null] })].map((one, at) => new Model(one, at));
+const uncounted = new Model(metrics([1, 2, 4], {}), 1);
 const odd = { screen: "group", uid: "%/#", split: "t", step: 0 };
 console.log(JSON.stringify({
   kinds: model.matrix("train").rows.map((row) => row.kind),
@@ -270,6 +321,9 @@ console.log(JSON.stringify({
   histogram: histogram([0, 1, 1, 2], 2), trend: trend([1, 2, 3]), wilson: wilson(0.5, 100).map((one) => one.toFixed(3)),
   difference: [firstDifference(["say one", "say two"]), firstDifference(["same", "same"])],
   visible: visible("a\\n\\u001b\\u202e"), signed: [signed(-0.001), signed(1), signed(-2), signed(null)],
+  axis: [axisOf(pair), axisOf([model, uncounted])],
+  curves: curvesOf(pair, axisOf(pair), ["loss"]),
+  shared: shared(pair, parseRoute("#/compare/70/train")).rows.map((row) => row.cells.map((cell) => cell.step)),
   alarms: [alarmsAt(rising, 19).length, alarmsAt(rising, 0)],
 }));
 """
@@ -278,12 +332,12 @@ console.log(JSON.stringify({
 def test_what_the_screens_compute(run, tmp_path):
     if shutil.which("node") is None:
         pytest.skip("no node on PATH")
-    index = payload_of(run, [record for record in run.records if record["split"] == "train"]).index
+    index = parts_of(replace(run, records=[one for one in run.records if one["split"] == "train"]))["index"]
     modules = tmp_path / "web"
     shutil.copytree(WEB, modules)
     (modules / "package.json").write_text('{"type": "module"}')
     script = tmp_path / "script.mjs"
-    script.write_text(NODE.replace("URL", json.dumps(modules.as_uri())).replace("INDEX", json.dumps(index), 1))
+    script.write_text(NODE.replace("URL", json.dumps(modules.as_uri())).replace("INDEX", json.dumps(index)))
     done = subprocess.run(["node", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     got = json.loads(done.stdout)
@@ -296,6 +350,10 @@ def test_what_the_screens_compute(run, tmp_path):
     assert got["dominance"] == [1, 0, None] and got["histogram"] == {"low": 0, "high": 2, "counts": [1, 3]}
     assert (got["trend"], got["wilson"], got["difference"]) == (None, ["0.404", "0.596"], [4, 0])
     assert got["visible"] == "a\n\u241b\u27e8202E\u27e9" and got["signed"] == ["0.00", "+1.00", "\u22122.00", "\u2013"]
+    counted = {"name": "sampled tokens", "places": [[60, 120], [0, 40, 70]], "limit": 70}
+    assert got["axis"] == [counted, {"name": "step", "places": [[1, 2], [1, 2, 4]], "limit": 2}]
+    assert got["curves"] == {"places": [40, 60, 120], "runs": [[[None, 3, 2]], [[1, None, None]]]}
+    assert got["shared"] == [[1, 2], [1, 2]]
     (low,) = got["alarms"][1]
     assert got["alarms"][0] == 1 and "a supplies 1 % of the gradient's tokens" in low
 

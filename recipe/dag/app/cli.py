@@ -83,6 +83,7 @@ _panel(
 _panel(
     "Read results",
     trace=records.trace,
+    watch=records.watch,
     replay=what_if.replay,
     blame=what_if.blame,
     compare=records.compare,

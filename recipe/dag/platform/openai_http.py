@@ -116,7 +116,7 @@ def _refuse_pages(request: web.Request) -> None:
 
 
 def serve(app: web.Application, host: str, port: int, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT. `announce` gets the base URL once the server answers. Raises UserError."""
+    """Serve until SIGTERM or SIGINT. `announce` gets the server's URL once it answers. Raises UserError."""
     asyncio.run(serve_until_signal(app, host, port, announce))
 
 
@@ -134,7 +134,7 @@ async def serve_until_signal(app: web.Application, host: str, port: int, announc
             await site.start()
         except OSError as error:
             raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; pass another --port") from None
-        announce(f"http://{host}:{runner.addresses[0][1]}/v1")
+        announce(f"http://{host}:{runner.addresses[0][1]}")
         await stop.wait()
     finally:
         await runner.cleanup()

@@ -25,11 +25,11 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the episodes of a folder's or file's journal, in order, with the name of their `run`. Raises UserError."""
     files = (episode_files(path) or [path / EPISODES[0]]) if path.is_dir() else [path]
     for file in files:
-        for record in read_lines(file, "pass the output folder of a run, or its episodes.jsonl", _is_episode):
+        for record in read_lines(file, "pass the output folder of a run, or its episodes.jsonl", is_episode):
             yield record | {"run": run_name(file)}
 
 
-def _is_episode(record: Mapping[str, Any]) -> bool:
+def is_episode(record: Mapping[str, Any]) -> bool:
     """Check the fields that every episode has, of the types that are read here."""
     calls, outcome = record.get("calls"), record.get("outcome")
     return (

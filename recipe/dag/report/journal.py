@@ -14,10 +14,11 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.report.jsonfile import replace_file, to_json
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 MOST_CHARACTERS = 20_000
 """Of each text in an environment's info that a record keeps."""
 _LEVEL = 6
+_TORN = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 EPISODES = ("episodes.jsonl", "episodes.jsonl.gz")
@@ -173,13 +175,10 @@ def _parsed(path: Path, valid: Callable[[dict[str, Any]], bool] = has_step) -> I
     """Yield each line that is a `valid` object, and the object. A warning counts the others, except for a last line
     without its end: it is being written, or a kill cut it off."""
     damaged = 0
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+    with _open(path) as file:
         for line in _until_torn(file):
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                record = None
-            if isinstance(record, dict) and valid(record):
+            record = _object(line)
+            if record is not None and valid(record):
                 yield line, record
             elif line.endswith(b"\n") and line.strip():
                 damaged += 1
@@ -187,10 +186,42 @@ def _parsed(path: Path, valid: Callable[[dict[str, Any]], bool] = has_step) -> I
         logger.warning("%s: %d damaged line(s) left out", path, damaged)
 
 
+def read_from(path: Path, start: int) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Yield each complete line from byte `start` of the uncompressed text on, and its object; None if it holds none.
+
+    What follows the last complete line, or the last complete batch of a compressed file, is being written. Raises
+    OSError."""
+    with _open(path) as file, suppress(*_TORN):
+        file.seek(start)
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line, _object(line)
+
+
+def read_at(path: Path, places: Iterable[int]) -> Iterator[dict[str, Any] | None]:
+    """Yield the objects of the lines that begin at these bytes, as `read_from` counts them. Raises OSError."""
+    with _open(path) as file, suppress(*_TORN):
+        for place in places:
+            file.seek(place)
+            yield _object(file.readline())
+
+
+def _open(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
 def _until_torn(file: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the lines of a file; of a compressed one, those before the first batch that a kill cut off or a disk
     damaged."""
     try:
         yield from file
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except _TORN as error:
         logger.warning("%s: cut off or damaged (%s); what follows is left out", getattr(file, "name", "?"), error)

@@ -57,7 +57,7 @@ class Run:
         file = folders[-1] / name if (folders := launches(self.folder)) else None
         if file is None or not file.is_file():
             return {}
-        return YAML(typ="safe").load(file) if file.suffix == ".yaml" else _read_json(file)
+        return YAML(typ="safe").load(file) if file.suffix == ".yaml" else read_json(file)
 
     def calls(self) -> pd.DataFrame:
         """Return a table with a row per recorded call, which `.to_parquet(FILE)` writes.
@@ -91,11 +91,12 @@ def read_run(folder: Path) -> Run:
         folder,
         [by_step[step] for step in sorted(by_step)],
         list(read_episodes(folder)) if episodes else [],
-        _read_json(summary) if summary.is_file() else None,
+        read_json(summary) if summary.is_file() else None,
     )
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """Raises UserError."""
     try:
         return json.loads(file.read_bytes())
     except (OSError, ValueError) as error:

@@ -51,7 +51,7 @@ def serve_model(
         assert model is not None  # one of both was given
         limits = {"max_len": max_len, "max_requests": max_requests}
         app = open_server(model, name=model_name, trust=trust_remote_code, **limits).app()
-    serve(app, host, port, announce=lambda url: print(url, flush=True))
+    serve(app, host, port, announce=lambda url: print(f"{url}/v1", flush=True))
 
 
 def doctor(

@@ -6,6 +6,7 @@ Invariant: an output folder is only read; a file is written only where an option
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,9 @@ from recipe.dag.core.errors import UserError
 
 
 def trace(
-    folder: Annotated[Path, typer.Argument(help="The output folder of a run.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Output folder of a run; on a page, up to four.")
+    ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write all that match as a page, trace.html, instead.")
     ] = None,
@@ -38,7 +41,7 @@ def trace(
         Path | None, typer.Option("--what-if", help="With --output: the effects that verl-dag replay wrote.")
     ] = None,
 ) -> None:
-    """Show recorded episodes: one in the terminal, a list, or all of the run as a page for a browser."""
+    """Show recorded episodes: one in the terminal, a list, or all as a page for a browser, which compares runs."""
     from rich.console import Console
 
     from recipe.dag.report import trace as traces
@@ -51,13 +54,14 @@ def trace(
         from recipe.dag.report.viewer.page import write_page
         from recipe.dag.report.what_if import read_effects
 
-        run = read_run(folder)
-        effects = [] if what_if is None else read_effects(what_if)
-        typer.echo(write_page(run, select(run.records, wanted, last_step=False), output, effects))
+        compared = [read_run(folder) for folder in _at_most_four(runs)]
+        shown = [replace(run, records=select(run.records, wanted, last_step=False)) for run in compared]
+        typer.echo(write_page(shown, output, [] if what_if is None else read_effects(what_if)))
         return
-    if what_if is not None:
-        raise UserError(f"--what-if {what_if}: is for a page; add --output FILE.html")
-    records = read_records(folder)
+    if what_if is not None or len(runs) > 1:
+        given = f"--what-if {what_if}: is" if what_if is not None else "several runs are"
+        raise UserError(f"{given} for a page; add --output FILE.html")
+    records = read_records(runs[0])
     if list_:
         console = Console()
         if not console.is_terminal:
@@ -69,6 +73,24 @@ def trace(
         traces.write_svg(record, svg, agent=agent, full=full)
     else:
         traces.show(record, Console(), agent=agent, full=full)
+
+
+def watch(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Output folders of up to four runs.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 0,
+) -> None:
+    """Serve the page of runs to a browser on this machine while they go on, until SIGTERM or Ctrl-C. A folder may be
+    empty or missing until its run writes. The first line on stdout is the address."""
+    from recipe.dag.app.watch import application
+    from recipe.dag.platform.openai_http import serve
+
+    serve(application(_at_most_four(runs)), "127.0.0.1", port, announce=lambda url: print(url, flush=True))
+
+
+def _at_most_four(runs: list[Path]) -> list[Path]:
+    if len(runs) > 4:
+        raise UserError(f"{len(runs)} runs: a page compares at most four")
+    return runs
 
 
 def pass_at_k(

@@ -5,6 +5,7 @@ Invariant: the run's folder is only read; a file is written only where an option
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -63,7 +64,8 @@ def replay(
         from recipe.dag.report.viewer.page import write_page
 
         uids = {question.recorded.episode.uid for question in questions}
-        typer.echo(write_page(run, [one for one in run.records if one["uid"] in uids], output, effects))
+        shown = replace(run, records=[one for one in run.records if one["uid"] in uids])
+        typer.echo(write_page([shown], output, effects))
 
 
 def _change(silence: str | None, say: str | None, swap: str | None, *, again: bool):

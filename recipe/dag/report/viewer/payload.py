@@ -6,8 +6,7 @@ The browser reads the index at once and a chunk when one of its episodes is open
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from recipe.dag.report.journal import run_name
@@ -27,70 +26,93 @@ NOT_SHOWN = ("prompt_ids", "prompt_text")
 """Fields of a call that chunks lack: a prompt is a text of the chunk."""
 
 
-@dataclass(frozen=True, slots=True)
 class Payload:
-    index: dict[str, Any]
-    chunks: list[dict[str, Any]]
-    """One per step and split, in the order of `index["episodes"][i]["chunk"]`."""
-    vocabularies: dict[str, dict[int, str]]
-    """Token id -> text, by policy."""
-    continuations: list[list[list[dict[str, Any]]]]
-    """The calls of each continuation of each of `index["effects"]`."""
+    """Grows by one record after another."""
 
+    def __init__(self) -> None:
+        self.episodes: list[dict[str, Any]] = []
+        """The index entries."""
+        self.problems: list[dict[str, str]] = []
+        self.chunks: list[list[Any]] = []
+        """The sources of the episodes of a step and split, in the order of `episodes[i]["slot"]`."""
+        self.tokens: dict[str, tuple[Mapping[str, Any], set[int]]] = {}
+        """A call of each policy, and the token ids of all its calls."""
+        self._agents: dict[str, None] = {}
+        self._problem_numbers: dict[tuple[str, str], int] = {}
+        self._chunk_numbers: dict[tuple[Any, str], int] = {}
 
-def payload_of(run: Run, records: Sequence[Mapping[str, Any]], effects: Sequence[Mapping[str, Any]] = ()) -> Payload:
-    """Return the page's data of a run; `records`: those of its episodes that the page has; `effects`: of changes to
-    recorded episodes."""
-    problems: dict[tuple[str, str], int] = {}
-    described: list[dict[str, Any]] = []
-    chunks: dict[tuple[Any, str], _Chunk] = {}
-    episodes = []
-    for record in records:
+    def add(self, record: Mapping[str, Any], source: Any) -> None:
+        """source: by which the caller finds the record again."""
         key = (record.get("step"), record.get("split", "train"))
-        chunk = chunks.setdefault(key, _Chunk(len(chunks)))
+        chunk = self._chunk_numbers.setdefault(key, len(self.chunks))
+        if chunk == len(self.chunks):
+            self.chunks.append([])
         problem = _problem(record["sample"])
-        number = problems.setdefault((problem["text"], problem["truth"]), len(problems))
-        if number == len(described):
-            described.append(problem | {"text": problem["text"][:PROBLEM]})
-        episodes.append(_entry(record, key) | {"problem": number, "chunk": chunk.number, "slot": len(chunk.episodes)})
-        chunk.add(record)
-    index = {
-        "version": 1,
-        "run": _about(run),
-        "graph": graph_of(run.workflow),
-        "agents": _agents(run, records),
-        "metrics": _columns(run.metrics),
-        "problems": described,
-        "episodes": episodes,
-        "effects": [{key: value for key, value in effect.items() if key != "episodes"} for effect in effects],
+        number = self._problem_numbers.setdefault((problem["text"], problem["truth"]), len(self.problems))
+        if number == len(self.problems):
+            self.problems.append(problem | {"text": problem["text"][:PROBLEM]})
+        place = {"problem": number, "chunk": chunk, "slot": len(self.chunks[chunk])}
+        self.episodes.append(_entry(record, key) | place)
+        self.chunks[chunk].append(source)
+        for call in _calls(record):
+            self._agents[call["agent"]] = None
+            if call.get("response_ids"):
+                self.tokens.setdefault(call["policy"], (call, set()))[1].update(call["response_ids"])
+
+    def index(self, run: Run, effects: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        """Return the index. The agents are in the workflow's order; those that only the records have come last."""
+        names = [agent["name"] for agent in run.workflow.get("agents", ())]
+        return {
+            "run": _about(run),
+            "graph": graph_of(run.workflow),
+            "agents": list(dict.fromkeys([*names, *self._agents])),
+            "metrics": _columns(run.metrics),
+            "problems": self.problems,
+            "episodes": self.episodes,
+            "effects": [{key: value for key, value in effect.items() if key != "episodes"} for effect in effects],
+        }
+
+
+def parts_of(run: Run, effects: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Return the page's data of a run and its records by the name of each part. effects: of changes to recorded
+    episodes."""
+    payload = Payload()
+    for record in run.records:
+        payload.add(record, record)
+    parts = {
+        "index": payload.index(run, effects),
+        "vocabularies": vocabularies(run, payload.tokens),
+        "continuations": [[_said(episode["calls"]) for episode in effect["episodes"]] for effect in effects],
     }
-    parts = [{"prompts": list(chunk.prompts), "episodes": chunk.episodes} for chunk in chunks.values()]
-    continuations = [[_said(episode["calls"]) for episode in effect["episodes"]] for effect in effects]
-    return Payload(index, parts, vocabularies(run, records), continuations)
+    return parts | {f"chunk-{number}": chunk_of(records) for number, records in enumerate(payload.chunks)}
+
+
+def chunk_of(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return {"prompts": [each once], "episodes": [records, whose calls name their prompts]}."""
+    prompts: dict[str, int] = {}
+    episodes = [
+        {
+            **record,
+            "calls": [_detail(call, prompts) for call in _calls(record)],
+            "dropped": len(record.get("dropped") or ()),
+        }
+        for record in records
+    ]
+    return {"prompts": list(prompts), "episodes": episodes}
+
+
+def _detail(call: Mapping[str, Any], prompts: dict[str, int]) -> dict[str, Any]:
+    kept = {name: value for name, value in call.items() if name not in NOT_SHOWN}
+    kept["prompt"] = prompts.setdefault(call.get("prompt_text", ""), len(prompts))
+    kept["rollout_log_probs"] = _rounded(call.get("rollout_log_probs") or ())
+    kept["token_columns"] = {name: _rounded(values) for name, values in (call.get("token_columns") or {}).items()}
+    return kept
 
 
 def _said(calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return who said what."""
     names = ("node", "agent", "turn", "round")
     return [{name: call[name] for name in names} | {"text": call["completion"] or call["text"]} for call in calls]
-
-
-class _Chunk:
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.prompts: dict[str, int] = {}
-        self.episodes: list[dict[str, Any]] = []
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        calls = [self._call(call) for call in _calls(record)]
-        self.episodes.append({**record, "calls": calls, "dropped": len(record.get("dropped") or ())})
-
-    def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {name: value for name, value in call.items() if name not in NOT_SHOWN}
-        kept["prompt"] = self.prompts.setdefault(call.get("prompt_text", ""), len(self.prompts))
-        kept["rollout_log_probs"] = _rounded(call.get("rollout_log_probs") or ())
-        kept["token_columns"] = {name: _rounded(values) for name, values in (call.get("token_columns") or {}).items()}
-        return kept
 
 
 def _calls(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -133,12 +155,6 @@ def _problem(sample: Mapping[str, Any]) -> dict[str, str]:
     return {"text": str(prompt), "truth": "" if truth is None else str(truth), "source": str(source or "")}
 
 
-def _agents(run: Run, records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the agents in the workflow's order, then those that only the records have."""
-    names = [agent["name"] for agent in run.workflow.get("agents", ())]
-    return list(dict.fromkeys([*names, *(call["agent"] for record in records for call in _calls(record))]))
-
-
 def _about(run: Run) -> dict[str, Any]:
     launch, workflow = run.launch, run.workflow
     return {
@@ -168,10 +184,3 @@ def _columns(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _rounded(values: Sequence[float]) -> list[float]:
     return [round(value, DIGITS) for value in values]
-
-
-def call_ids(index: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the id of each call, by which a link opens it."""
-    for episode in index["episodes"]:
-        where = "/".join(str(episode[name]) for name in ("step", "split", "uid", "index"))
-        yield from (f"{where}/{position}" for position in range(len(episode["calls"])))

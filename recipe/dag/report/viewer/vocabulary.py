@@ -6,7 +6,7 @@ Without one, the page shows ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +16,12 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-def vocabularies(run: Run, records: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, str]]:
-    """Return token id -> text of each policy whose tokenizer is on disk, for the ids of its calls."""
-    calls: dict[str, list[Mapping[str, Any]]] = {}
-    for record in records:
-        for call in (*record["calls"], *record.get("dropped", ())):
-            if call.get("response_ids"):
-                calls.setdefault(call["policy"], []).append(call)
+def vocabularies(run: Run, tokens: Mapping[str, tuple[Mapping[str, Any], set[int]]]) -> dict[str, dict[int, str]]:
+    """Return token id -> text of each policy whose tokenizer is on disk. tokens: a call of each policy, and the ids."""
     found = {}
-    for policy, own in calls.items():
-        tokenizer = next((one for one in _tokenizers(run, policy) if _fits(one, own[0])), None)
+    for policy, (call, ids) in tokens.items():
+        tokenizer = next((one for one in _tokenizers(run, policy) if _fits(one, call)), None)
         if tokenizer is not None:
-            ids = {token for call in own for token in call["response_ids"]}
             found[policy] = {token: tokenizer.decode([token], skip_special_tokens=False) for token in sorted(ids)}
     return found
 

@@ -9,8 +9,16 @@ const HUES = [212, 150, 35, 285, 0, 185, 60, 330];
  */
 export function agentColor(agents, agent) {
   const place = agent === null ? -1 : agents.indexOf(agent);
+  return place < 0 ? "var(--faint)" : placeColor(place);
+}
+
+/**
+ * The colour of a run, or of an agent, by its place.
+ * @param {number} place
+ */
+export function placeColor(place) {
   const hue = HUES[place % HUES.length];
-  return place < 0 ? "var(--faint)" : `light-dark(hsl(${hue} 60% 36%), hsl(${hue} 60% 72%))`;
+  return `light-dark(hsl(${hue} 60% 36%), hsl(${hue} 60% 72%))`;
 }
 
 /**

@@ -1,7 +1,7 @@
 // Curves over the steps, drawn by uPlot.
 
 import { html, useEffect, useRef } from "./html.js";
-import { short } from "./format.js";
+import { count, short } from "./format.js";
 
 /**
  * @typedef {object} Curve
@@ -15,40 +15,52 @@ const HEIGHT = 180;
 
 /**
  * @param {{title: string, steps: number[], curves: Curve[], at: number, choose: (step: number) => void,
- *   range?: [number, number]}} props  at: the chosen step; range: of the values, if it is not theirs
+ *   range?: [number, number], held?: boolean}} props  steps: or other places; at: the chosen one; range: of the values,
+ *   if it is not theirs; held: a value counts until the next one
  */
-export function Curves({ title, steps, curves, at, choose, range }) {
+export function Curves({ title, steps, curves, at, choose, range, held }) {
   const place = useRef(/** @type {HTMLDivElement | null} */ (null));
-  const shape = JSON.stringify([title, steps.length, curves.map((one) => [one.label, one.color])]);
+  const shown = useRef({ steps, at, choose });
+  shown.current = { steps, at, choose };
+  const plot = useRef(/** @type {any} */ (null));
+  const shape = JSON.stringify([title, curves.map((one) => [one.label, one.color, one.interval !== undefined])]);
   useEffect(() => {
     const element = place.current;
     if (element === null) {
       return undefined;
     }
     const { uPlot } = /** @type {any} */ (globalThis);
-    const plot = new uPlot(options(element, steps, curves, at, choose, range), columns(steps, curves), element);
-    const observer = new ResizeObserver(() => plot.setSize({ width: element.clientWidth, height: HEIGHT }));
+    const own = new uPlot(options(element, curves, shown, range), columns(steps, curves), element);
+    plot.current = own;
+    const observer = new ResizeObserver(() => own.setSize({ width: element.clientWidth, height: HEIGHT }));
     observer.observe(element);
     const theme = matchMedia("(prefers-color-scheme: dark)");
-    const redraw = () => plot.status === 1 && plot.redraw();
+    const redraw = () => own.status === 1 && own.redraw();
     theme.addEventListener("change", redraw);
     addEventListener("theme", redraw);
     return () => {
       observer.disconnect();
       theme.removeEventListener("change", redraw);
       removeEventListener("theme", redraw);
-      plot.destroy();
+      own.destroy();
     };
-  }, [shape, at]);
-  const last = curves
-    .map((one) => `${one.label} ${short(one.values[steps.indexOf(at)] ?? one.values.at(-1))}`)
-    .join(", ");
+  }, [shape]);
+  useEffect(() => {
+    if (plot.current.status === 1) {
+      plot.current.setData(columns(steps, curves));
+    }
+  }, [steps, at]);
+  const valueAt = (/** @type {Curve} */ { values }) =>
+    held
+      ? values.findLast((value, position) => value !== null && steps[position] <= at)
+      : values[steps.indexOf(at)];
+  const last = curves.map((one) => `${one.label} ${short(valueAt(one) ?? one.values.at(-1))}`).join(", ");
   return html`<figure class="curves"><figcaption>${title}</figcaption>
     <div ref=${place} role="img" aria-label=${`${title}: ${last}`}></div>
     <ul class="legend">${curves.map(
       (one) => html`<li key=${one.label}>
       <span class="swatch" style=${{ background: one.color }}></span>${one.label}
-      <b>${short(one.values[steps.indexOf(at)])}</b></li>`,
+      <b>${short(valueAt(one))}</b></li>`,
     )}</ul>
   </figure>`;
 }
@@ -66,13 +78,11 @@ function columns(steps, curves) {
 
 /**
  * @param {HTMLElement} element
- * @param {number[]} steps
  * @param {Curve[]} curves
- * @param {number} at
- * @param {(step: number) => void} choose
+ * @param {{current: {steps: number[], at: number, choose: (step: number) => void}}} shown
  * @param {[number, number]} [range]
  */
-function options(element, steps, curves, at, choose, range) {
+function options(element, curves, shown, range) {
   const axis = {
     stroke: () => variable("--text"),
     grid: { stroke: () => variable("--line"), width: 1 },
@@ -88,17 +98,17 @@ function options(element, steps, curves, at, choose, range) {
     cursor: { points: { size: 6 } },
     scales: { x: { time: false }, y: range === undefined ? {} : { range } },
     axes: [
-      { ...axis, size: 28 },
+      { ...axis, size: 28, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map(count) },
       { ...axis, size: 46, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map(short) },
     ],
     series: [
       {},
       ...curves.map((one) => ({
         label: one.label,
-        stroke: resolved(element, one.color),
+        stroke: () => resolved(element, one.color),
         width: 2,
         spanGaps: true,
-        points: { show: one.values.filter((value) => value !== null).length < 3 },
+        points: { show: isShort },
       })),
       ...banded.flatMap((one) =>
         [edge, edge].map((each, side) => ({ ...each, spanGaps: true, label: `${one.label} ${side}` })),
@@ -108,23 +118,31 @@ function options(element, steps, curves, at, choose, range) {
       const first = 1 + curves.length + 2 * place;
       return {
         series: [first + 1, first],
-        fill: resolved(element, `color-mix(in srgb, ${one.color} 18%, transparent)`),
+        fill: () => resolved(element, `color-mix(in srgb, ${one.color} 18%, transparent)`),
       };
     }),
     hooks: {
-      draw: [(/** @type {any} */ plot) => mark(plot, at)],
+      draw: [(/** @type {any} */ plot) => mark(plot, shown.current.at)],
       ready: [
         (/** @type {any} */ plot) =>
           plot.over.addEventListener("click", () => {
             const nearest = plot.cursor.idx;
             if (nearest !== null && nearest !== undefined) {
-              choose(steps[nearest]);
+              shown.current.choose(shown.current.steps[nearest]);
             }
           }),
       ],
     },
   };
 }
+
+/**
+ * Whether a curve has too few values to be seen as a line.
+ * @param {any} plot
+ * @param {number} series
+ */
+const isShort = ({ data }, series) =>
+  data[series].filter((/** @type {number | null} */ value) => value !== null).length < 3;
 
 /**
  * Draw a line at the chosen step.

@@ -1,4 +1,4 @@
-// The page's data: types, and the parts that are unpacked when they are first needed.
+// The page's data: types, and the parts of each run that are unpacked when they are first needed.
 // recipe/dag/report/viewer/payload.py writes them.
 
 /**
@@ -42,6 +42,7 @@
  * @property {string} [fault]
  * @property {[string, number, number][]} skips  node, turn, round
  * @property {CallNumbers[]} calls
+ * @property {number} run  place of its run on the page
  * @property {number} chunk
  * @property {number} slot  its place in the chunk
  *
@@ -86,41 +87,84 @@
  * @typedef {Record<string, Record<string, string>>} Vocabularies  token id -> text, by policy
  */
 
+/** @typedef {(run: number, name: string) => Promise<any>} Source */
+
 /** @type {Map<string, Promise<any>>} */
 const parts = new Map();
+/** @type {Source} */
+let source = unpack;
 
 /**
- * Unpack a part of the page, once.
+ * Take the parts from elsewhere than the page.
+ * @param {Source} other
+ */
+export function setSource(other) {
+  source = other;
+}
+
+/**
+ * Load a part again when it is needed next.
+ * @param {number} run
+ * @param {(name: string) => boolean} which
+ */
+export function forget(run, which) {
+  for (const name of [...parts.keys()]) {
+    if (name.startsWith(`${run}/`) && which(name.slice(name.indexOf("/") + 1))) {
+      parts.delete(name);
+    }
+  }
+}
+
+/**
+ * Load a part, once.
+ * @param {number} run
  * @param {string} name
  * @returns {Promise<any>}
  */
-export function load(name) {
-  let part = parts.get(name);
-  if (part === undefined) {
-    part = unpack(name);
-    parts.set(name, part);
-  }
+function load(run, name) {
+  const key = `${run}/${name}`;
+  const part = parts.get(key) ?? source(run, name);
+  parts.set(key, part);
   return part;
 }
 
-/** @returns {Promise<Index>} */
-export const loadIndex = () => load("index");
-
-/** @returns {Promise<Vocabularies>} */
-export const loadVocabularies = () => load("vocabularies");
-
-/** @returns {Promise<Continuation[][]>}  by effect */
-export const loadContinuations = () => load("continuations");
+/**
+ * @param {number} run
+ * @returns {Promise<Index>}
+ */
+export const loadIndex = (run) => load(run, "index");
 
 /**
- * @param {number} number
- * @returns {Promise<Chunk>}
+ * @param {number} run
+ * @returns {Promise<Vocabularies>}
  */
-export const loadChunk = (number) => load(`chunk-${number}`);
+export const loadVocabularies = (run) => load(run, "vocabularies");
 
-/** @param {string} name */
-async function unpack(name) {
-  const element = document.getElementById(name);
+/**
+ * @param {number} run
+ * @returns {Promise<Continuation[][]>}  by effect
+ */
+export const loadContinuations = (run) => load(run, "continuations");
+
+/**
+ * Load an episode's record, and the prompts of its calls.
+ * @param {Episode} episode
+ * @returns {Promise<{detail: EpisodeDetail, prompts: string[]}>}
+ */
+export async function loadDetail({ run, chunk, slot }) {
+  const name = `chunk-${chunk}`;
+  /** @type {Chunk} */
+  let loaded = await load(run, name);
+  if (slot >= loaded.episodes.length) {
+    forget(run, (other) => other === name); // it has grown since
+    loaded = await load(run, name);
+  }
+  return { detail: loaded.episodes[slot], prompts: loaded.prompts };
+}
+
+/** @type {Source} */
+async function unpack(run, name) {
+  const element = document.getElementById(`${run}/${name}`);
   if (element === null) {
     throw new Error(`the page has no part ${name}`);
   }

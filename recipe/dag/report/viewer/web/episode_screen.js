@@ -18,7 +18,7 @@ import { go, useDetail, useVocabularies } from "./use_data.js";
 export function EpisodeScreen({ model, route }) {
   const episode = model.episodeAt(route);
   const loaded = useDetail(episode);
-  const vocabularies = useVocabularies();
+  const vocabularies = useVocabularies(model);
   const place = useRef(/** @type {HTMLElement | null} */ (null));
   useEffect(() => {
     place.current?.querySelector("[data-chosen] .call-head")?.scrollIntoView({ block: "nearest" });

@@ -15,7 +15,7 @@ import { go, useDetails } from "./use_data.js";
 /** @param {{model: Model, route: Route}} props */
 export function GroupScreen({ model, route }) {
   const group = model.groupAt(route);
-  const details = useDetails(group);
+  const details = useDetails(group)?.flatMap((one) => one?.detail ?? []) ?? null;
   if (group.length === 0) {
     return html`<p class="empty">No such group. <${Link} to=${{ screen: "problems" }}>All problems<//></p>`;
   }
@@ -143,4 +143,4 @@ export const textOf = (detail) => String(detail.completion || detail.text || "")
 const callAt = (episode, position) => (position === null ? undefined : episode.calls[position]);
 
 /** @param {Episode} episode */
-export const whereOf = ({ step, split, uid, index }) => ({ step, split, uid, index });
+export const whereOf = ({ run, step, split, uid, index }) => ({ run, step, split, uid, index });

@@ -2,16 +2,18 @@
 /** @import { Model } from "./model.js" */
 /** @import { Route } from "./route.js" */
 
+import { shared } from "./compare.js";
 import { otherAgent } from "./model.js";
 import { SCREENS } from "./route.js";
 import { routeOf } from "./what_if_screen.js";
 
 export const KEYS = [
-  ["1 to 7", "the screens: run, problems, group, episode, tokens, credit, what-if"],
-  ["j k", "next and previous call, or effect"],
+  ["1 to 8", "the screens: run, problems, group, episode, tokens, credit, what-if, compare"],
+  ["j k", "next and previous call, effect, or problem to compare"],
   ["l h", "call of the next and of the previous agent"],
   ["] [", "next and previous sibling: the same problem in the same step"],
   ["} {", "the same problem at the next and at the previous step"],
+  ["r", "the next run, at the same problem"],
   ["/", "search"],
   ["?", "these keys"],
   ["Esc", "close, or leave the call"],
@@ -21,12 +23,19 @@ export const KEYS = [
  * The route to which a key leads; null if it leads nowhere.
  * @param {string} key
  * @param {Route} route
- * @param {Model} model
+ * @param {Model[]} models
  * @returns {Partial<Route> | null}
  */
-export function follow(key, route, model) {
-  if (/^[1-7]$/.test(key)) {
+export function follow(key, route, models) {
+  const model = models[route.run] ?? models[0];
+  if (/^[1-8]$/.test(key)) {
     return screen(SCREENS[Number(key) - 1], route, model);
+  }
+  if (route.screen === "compare") {
+    return toCompare(key, route, models);
+  }
+  if (key === "r") {
+    return models.length > 1 ? inRun((model.run + 1) % models.length, route, models) : null;
   }
   if ("[]{}".includes(key) && key !== "" && route.screen !== "what-if") {
     return beside(key, route, model);
@@ -74,12 +83,54 @@ export function screen(name, route, model) {
     const at = model.effects.findIndex((one) => one.uid === route.uid && one.step === route.step);
     return model.effects.length === 0 ? { screen: name } : routeOf(model.effects[Math.max(at, 0)], Math.max(at, 0));
   }
+  if (name === "compare") {
+    return { screen: name, split: route.split, call: model.run === 0 ? (model.groupAt(route)[0]?.problem ?? null) : null };
+  }
   if (name === "problems" || first === undefined) {
     return { screen: "problems", split: route.split };
   }
   const { split, uid, index } = first;
   const call = name === "group" ? null : name === "tokens" ? (route.call ?? 0) : route.call;
   return { screen: name, step: first.step, split, uid, index: name === "group" ? 0 : index, call };
+}
+
+/**
+ * The next or previous problem of those that are compared.
+ * @param {string} key
+ * @param {Route} route
+ * @param {Model[]} models
+ */
+function toCompare(key, route, models) {
+  if (!"jk".includes(key) || key === "" || models.length < 2) {
+    return null;
+  }
+  const { rows } = shared(models, route);
+  const at = rows.findIndex((row) => row.problem === route.call);
+  const other = rows[at < 0 ? 0 : at + (key === "j" ? 1 : -1)];
+  return other === undefined ? null : { ...route, call: other.problem };
+}
+
+/**
+ * What a route shows, in another run: the same problem, at the last step up to the same one.
+ * @param {number} run
+ * @param {Route} route
+ * @param {Model[]} models
+ * @returns {Partial<Route>}
+ */
+export function inRun(run, route, models) {
+  const [model, other] = [models[route.run] ?? models[0], models[run]];
+  const first = model.groupAt(route)[0];
+  if (first === undefined) {
+    return { ...screen(route.screen, { ...route, uid: "" }, other), run };
+  }
+  const { split, step } = first;
+  const groups = other.history({ split, problem: other.numberOf(model.index.problems[first.problem]) });
+  const near = groups.findLast((group) => group[0].step <= step) ?? groups[0];
+  if (near === undefined) {
+    return { screen: "problems", split, run };
+  }
+  const episode = near.find((one) => one.index === route.index) ?? near[0];
+  return { ...route, run, step: episode.step, uid: episode.uid, index: episode.index };
 }
 
 /**

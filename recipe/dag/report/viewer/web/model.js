@@ -1,5 +1,5 @@
 // What is known about the run's episodes: groups, problems over steps, numbers per node and per agent. Pure.
-/** @import { CallNumbers, Episode, Index } from "./data.js" */
+/** @import { CallNumbers, Episode, Index, Problem } from "./data.js" */
 
 import { dominance, mean } from "./statistics.js";
 
@@ -20,9 +20,15 @@ import { dominance, mean } from "./statistics.js";
  */
 
 export class Model {
-  /** @param {Index} index */
-  constructor(index) {
+  /**
+   * @param {Index} index
+   * @param {number} [run]  its place on the page
+   */
+  constructor(index, run = 0) {
     this.index = index;
+    this.run = run;
+    /** @type {Map<string, number> | undefined} */
+    this.numbers = undefined;
     this.episodes = index.episodes;
     this.agents = index.agents;
     this.effects = index.effects;
@@ -33,6 +39,7 @@ export class Model {
     /** @type {Map<string, Episode[][]>} */
     this.problems = new Map();
     for (const episode of this.episodes) {
+      episode.run = run;
       append(this.groups, groupKey(episode), episode);
     }
     for (const group of this.groups.values()) {
@@ -68,10 +75,19 @@ export class Model {
 
   /**
    * The groups of the same problem and split over the steps.
-   * @param {Episode} episode
+   * @param {{split: string, problem: number}} episode
    */
   history(episode) {
     return this.problems.get(`${episode.split}/${episode.problem}`) ?? [];
+  }
+
+  /**
+   * The number of a problem of another run; -1 if this one does not have it.
+   * @param {Problem} problem
+   */
+  numberOf({ text, truth }) {
+    this.numbers ??= new Map(this.index.problems.map((one, at) => [`${one.text}\0${one.truth}`, at]));
+    return this.numbers.get(`${text}\0${truth}`) ?? -1;
   }
 
   /**
@@ -124,7 +140,7 @@ export const kept = (episode) => episode.calls.filter((call) => !call.dropped);
  * @param {Episode[]} group
  * @returns {Cell}
  */
-function cellOf(group) {
+export function cellOf(group) {
   const graded = group.filter((one) => one.outcome !== null);
   const rewards = group.flatMap((one) => rewardOf(one) ?? []);
   const solved = graded.filter(isSolved).length;

@@ -3,6 +3,7 @@
 import { html, useMemo, useState } from "./html.js";
 import { shareColor } from "./color.js";
 import { signed } from "./format.js";
+import { whereOf } from "./group_screen.js";
 import { KINDS } from "./model.js";
 import { excerpt } from "./text.js";
 import { Choice, Link } from "./ui.js";
@@ -20,7 +21,10 @@ export function ProblemsScreen({ model, route }) {
   const { steps, rows } = useMemo(() => model.matrix(split), [model, split]);
   const kinds = KINDS.filter((kind) => rows.some((row) => row.kind === kind));
   const [kind, setKind] = useState("all");
-  const shown = kind === "all" || !kinds.includes(kind) ? rows : rows.filter((row) => row.kind === kind);
+  const shown = useMemo(
+    () => (kind === "all" || !kinds.includes(kind) ? rows : rows.filter((row) => row.kind === kind)),
+    [rows, kind],
+  );
   const columns = `minmax(9rem, min(34rem, 40vw)) 6.5rem repeat(${steps.length}, minmax(1.6rem, 3rem))`;
   const head = html`<div class="row head" style=${{ gridTemplateColumns: columns }}><span>problem</span>
     <span>over the steps</span>
@@ -41,18 +45,22 @@ export function ProblemsScreen({ model, route }) {
     </div>
     <p class="hint">A cell: the share of the recorded episodes that solved the problem, in per cent. It opens them.</p>
     <div class="matrix">
-      <${Windowed} items=${shown} height=${ROW} head=${head} row=${row} label="problems over steps" />
+      <${Windowed} items=${shown} height=${ROW} head=${head} row=${row} keyOf=${problemOf}
+        label="problems over steps" />
     </div>`;
 }
 
-/** @param {{cell: Cell | undefined}} props */
-function CellView({ cell }) {
+/** @param {MatrixRow} row */
+const problemOf = (row) => row.problem;
+
+/** @param {{cell: Cell | undefined, faint?: boolean}} props */
+export function CellView({ cell, faint = false }) {
   if (cell === undefined) {
     return html`<span></span>`;
   }
-  const { step, split, uid } = cell.episodes[0];
+  const { step } = cell;
   const share = cell.graded ? cell.solved / cell.graded : null;
   const title = `step ${step}: ${cell.solved} of ${cell.graded} solved, mean reward ${signed(cell.reward)}`;
-  return html`<${Link} class="cell" to=${{ screen: "group", step, split, uid }} title=${title}>
+  return html`<${Link} class=${faint ? "cell faint" : "cell"} to=${{ screen: "group", ...whereOf(cell.episodes[0]), index: 0 }} title=${title}>
     <span style=${{ background: shareColor(share) }}>${share === null ? "·" : (100 * share).toFixed(0)}</span><//>`;
 }

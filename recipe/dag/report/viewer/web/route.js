@@ -2,30 +2,34 @@
 
 /**
  * @typedef {object} Route
- * @property {string} screen  run, problems, group, episode, tokens, credit or what-if
- * @property {number | null} step  null: the last one
+ * @property {number} run  its place on the page
+ * @property {string} screen  one of SCREENS
+ * @property {number | null} step  null: the last one; to compare runs, the tokens that their training has sampled
  * @property {string} split
  * @property {string} uid
  * @property {number} index
- * @property {number | null} call  position of a call, or of an effect; null: none is chosen
+ * @property {number | null} call  position of a call, of an effect, or of a problem to compare; null: none is chosen
  * @property {string} column  what tokens are coloured by; empty: the first that there is
  */
 
-export const SCREENS = ["run", "problems", "group", "episode", "tokens", "credit", "what-if"];
+export const SCREENS = ["run", "problems", "group", "episode", "tokens", "credit", "what-if", "compare"];
 
 /** @type {Route} */
-const START = { screen: "run", step: null, split: "", uid: "", index: 0, call: null, column: "" };
+const START = { run: 0, screen: "run", step: null, split: "", uid: "", index: 0, call: null, column: "" };
 
 /**
- * @param {string} hash  such as #/episode/12/train/0-17/3/1
+ * @param {string} hash  such as #/episode/12/train/0-17/3/1, or #/2/episode/... of the second run
  * @returns {Route}
  */
 export function parseRoute(hash) {
-  const [screen, step, split, uid, index, call, column] = hash
+  const parts = hash
     .replace(/^#?\/?/, "")
     .split("/")
     .map(decode);
+  const run = whole(parts[0]);
+  const [screen, step, split, uid, index, call, column] = run === null ? parts : parts.slice(1);
   return {
+    run: Math.max(0, (run ?? 1) - 1),
     screen: SCREENS.includes(screen) ? screen : START.screen,
     step: whole(step),
     split: split ?? "",
@@ -41,8 +45,8 @@ export function parseRoute(hash) {
  * @returns {string}
  */
 export function formatRoute(route) {
-  const { screen, step, split, uid, index, call, column } = { ...START, ...route };
-  const parts = [screen, step ?? "", split, uid, split === "" || uid === "" ? "" : index, call ?? "", column];
+  const { run, screen, step, split, uid, index, call, column } = { ...START, ...route };
+  const parts = [...(run === 0 ? [] : [run + 1]), screen, step ?? "", split, uid, split === "" || uid === "" ? "" : index, call ?? "", column];
   const text = parts.map((part) => encodeURIComponent(String(part))).join("/");
   return `#/${text.replace(/\/+$/, "")}`;
 }

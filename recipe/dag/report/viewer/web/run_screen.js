@@ -35,10 +35,11 @@ export function RunScreen({ model, route, wide }) {
   const choose = (/** @type {number} */ chosen) => go({ screen: "run", step: chosen });
   const alarms = alarmsAt(index, index.metrics.steps.indexOf(step));
   return html`<${About} run=${index.run} />
+    ${model.steps.length === 0 && html`<p class="empty">Nothing is recorded yet.</p>`}
     <${Steps} steps=${model.steps} step=${step} choose=${choose} />
     ${alarms.length > 0 && html`<ul class="alarms" role="status">
       ${alarms.map((alarm) => html`<li key=${alarm}>${visible(alarm)}</li>`)}</ul>`}
-    <${NodesOfStep} model=${model} step=${step} wide=${wide} />
+    ${model.steps.length > 0 && html`<${NodesOfStep} model=${model} step=${step} wide=${wide} />`}
     ${index.metrics.steps.length > 0 && html`<section><h2>Curves</h2>
       <p class="hint">A click chooses the step. Shaded: 95 % interval over the episodes.</p>
       <div class="grid">
@@ -88,7 +89,7 @@ export function Steps({ steps, step, choose }) {
 function NodesOfStep({ model, step, wide }) {
   const trained = model.at(step);
   const episodes = trained.length ? trained : model.at(step, "validation");
-  const numbers = useMemo(() => nodeNumbers(episodes), [step]);
+  const numbers = useMemo(() => nodeNumbers(episodes), [model, step]);
   const { metrics, agents } = model.index;
   const graph = model.index.graph ?? withoutEdges(episodes);
   const value = (/** @type {string} */ key) => metrics.series[key]?.[metrics.steps.indexOf(step)] ?? null;
@@ -178,7 +179,7 @@ function Standard({ index, step, choose }) {
  * @param {(number | null)[] | undefined} counts
  * @returns {[number | null, number | null][]}
  */
-function intervalOf(shares, counts) {
+export function intervalOf(shares, counts) {
   return shares.map((share, at) => (share === null || !counts?.[at] ? [null, null] : wilson(share, counts[at] ?? 1)));
 }
 
@@ -189,9 +190,14 @@ function Other({ metrics, step, choose }) {
   const [key, setKey] = useState(first);
   const shown = metrics.series[key] === undefined ? first : key;
   const curve = { label: shown, values: metrics.series[shown], color: "var(--accent)" };
-  return html`<div><label class="pick">any metric
-      <input list="metrics" value=${key} onInput=${(/** @type {any} */ event) => setKey(event.target.value)} /></label>
-    <datalist id="metrics">${keys.map((one) => html`<option key=${one} value=${one} />`)}</datalist>
+  return html`<div><${MetricName} keys=${keys} value=${key} choose=${setKey} />
     <${Curves} key=${shown} title=${shown} steps=${metrics.steps} at=${step} choose=${choose} curves=${[curve]} />
       </div>`;
+}
+
+/** @param {{keys: string[], value: string, choose: (key: string) => void}} props */
+export function MetricName({ keys, value, choose }) {
+  return html`<label class="pick">any metric
+      <input list="metrics" value=${value} onInput=${(/** @type {any} */ event) => choose(event.target.value)} /></label>
+    <datalist id="metrics">${keys.map((one) => html`<option key=${one} value=${one} />`)}</datalist>`;
 }

@@ -1,7 +1,8 @@
 // Search in the texts of all episodes, and help: the two overlays.
 
 import { html, useEffect, useRef, useState } from "./html.js";
-import { loadChunk } from "./data.js";
+import { loadDetail } from "./data.js";
+import { whereOf } from "./group_screen.js";
 import { KEYS } from "./keys.js";
 import { excerpt, visible } from "./text.js";
 import { Link } from "./ui.js";
@@ -60,11 +61,10 @@ async function search(model, query, wanted) {
   /** @type {Hit[]} */
   const hits = [];
   for (const episode of [...model.episodes].reverse()) {
-    const chunk = await loadChunk(episode.chunk);
+    const { detail } = await loadDetail(episode);
     if (!wanted() || hits.length >= MOST) {
       break;
     }
-    const detail = chunk.episodes[episode.slot];
     const problem = model.index.problems[episode.problem].text;
     const about = `${episode.uid} ${problem} ${detail.fault?.message ?? ""}`;
     add(hits, query, about, episode, null, "problem");
@@ -92,7 +92,7 @@ function add(hits, query, text, episode, call, where) {
     const { step, split, uid, index } = episode;
     hits.push({
       key: `${step}/${split}/${uid}/${index}/${call}`,
-      to: { screen: "episode", step, split, uid, index, call },
+      to: { screen: "episode", ...whereOf(episode), call },
       title: visible(`step ${step} ${split} ${uid}/${index} ${where}`),
       text: excerpt(text.slice(Math.max(0, at - 30), at + 120), 120),
     });

@@ -21,7 +21,7 @@ const SHOWN = 2000;
 export function TokensScreen({ model, route }) {
   const episode = model.episodeAt(route);
   const loaded = useDetail(episode);
-  const vocabularies = useVocabularies();
+  const vocabularies = useVocabularies(model);
   const position = route.call ?? 0;
   const call = episode?.calls[position];
   if (episode === undefined || call === undefined) {

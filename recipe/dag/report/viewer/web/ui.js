@@ -3,8 +3,8 @@
 import { html, useState } from "./html.js";
 import { signColor } from "./color.js";
 import { signed } from "./format.js";
-import { formatRoute } from "./route.js";
 import { visible } from "./text.js";
+import { addressOf } from "./use_data.js";
 /** @import { Route } from "./route.js" */
 
 /** Characters of a text that are shown at first: a browser that lays out a line of a million is slow. */
@@ -47,7 +47,7 @@ export function Signed({ value, most, title }) {
  * @param {{to: Partial<Route>, class?: string, title?: string, children?: any, current?: boolean}} props
  */
 export function Link({ to, children, current, ...rest }) {
-  return html`<a href=${formatRoute(to)} aria-current=${current ? "true" : undefined} ...${rest}>${children}</a>`;
+  return html`<a href=${addressOf(to)} aria-current=${current ? "true" : undefined} ...${rest}>${children}</a>`;
 }
 
 /** @param {{episode: {outcome: number | null, fault?: string}}} props */

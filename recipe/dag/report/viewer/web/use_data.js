@@ -1,55 +1,60 @@
-// Hooks for what is unpacked later, and for the address.
+// Hooks for what is loaded later, and for the address.
 
 import { useEffect, useState } from "./html.js";
-import { loadChunk, loadContinuations, loadVocabularies } from "./data.js";
+import { loadContinuations, loadDetail, loadVocabularies } from "./data.js";
 import { formatRoute, parseRoute } from "./route.js";
-/** @import { Chunk, Continuation, Episode, EpisodeDetail, Vocabularies } from "./data.js" */
+/** @import { Continuation, Episode, EpisodeDetail, Vocabularies } from "./data.js" */
+/** @import { Model } from "./model.js" */
 /** @import { Route } from "./route.js" */
 
+/** @typedef {{detail: EpisodeDetail, prompts: string[]}} Loaded */
+
 /**
- * The record of an episode; null until it is unpacked.
+ * The record of an episode; null until it is loaded.
  * @param {Episode | undefined} episode
- * @returns {{detail: EpisodeDetail, prompts: string[]} | null}
+ * @returns {Loaded | null}
  */
-export function useDetail(episode) {
-  const chunk = useLoaded(() => (episode === undefined ? null : loadChunk(episode.chunk)), episode?.chunk);
-  return chunk === null || episode === undefined
-    ? null
-    : { detail: chunk.episodes[episode.slot], prompts: chunk.prompts };
+export const useDetail = (episode) => useDetails([episode])?.[0] ?? null;
+
+/**
+ * The records of episodes; null until all are loaded.
+ * @param {(Episode | undefined)[]} episodes
+ * @returns {(Loaded | undefined)[] | null}
+ */
+export function useDetails(episodes) {
+  const key = episodes.map((one) => one && `${one.run}/${one.chunk}/${one.slot}`).join();
+  return useLoaded(() => Promise.all(episodes.map((one) => one && loadDetail(one))), key);
 }
 
 /**
- * The records of siblings; null until they are unpacked.
- * @param {Episode[]} group
- * @returns {EpisodeDetail[] | null}
+ * @param {Model} model
+ * @returns {Vocabularies | null}
  */
-export function useDetails(group) {
-  /** @type {Chunk | null} */
-  const chunk = useLoaded(() => (group.length ? loadChunk(group[0].chunk) : null), group[0]?.chunk);
-  return chunk === null ? null : group.map((episode) => chunk.episodes[episode.slot]);
-}
-
-/** @returns {Vocabularies | null} */
-export const useVocabularies = () => useLoaded(loadVocabularies, "vocabularies");
-
-/** @returns {Continuation[][] | null} */
-export const useContinuations = () => useLoaded(loadContinuations, "continuations");
+export const useVocabularies = (model) => useLoaded(() => loadVocabularies(model.run), model.run, model);
 
 /**
+ * @param {Model} model
+ * @returns {Continuation[][] | null}
+ */
+export const useContinuations = (model) => useLoaded(() => loadContinuations(model.run), model.run);
+
+/**
+ * What a promise brings; null until then. The earlier one stays until a new `version` of the same `key` is there.
  * @template T
- * @param {() => Promise<T> | null} start
- * @param {string | number | undefined} key
+ * @param {() => Promise<T>} start
+ * @param {string | number} key
+ * @param {unknown} [version]
  * @returns {T | null}
  */
-function useLoaded(start, key) {
+function useLoaded(start, key, version) {
   const [loaded, setLoaded] = useState(/** @type {{key: any, value: T} | null} */ (null));
   useEffect(() => {
     let wanted = true;
-    start()?.then((value) => wanted && setLoaded({ key, value }));
+    start().then((value) => wanted && setLoaded({ key, value }));
     return () => {
       wanted = false;
     };
-  }, [key]);
+  }, [key, version]);
   return loaded !== null && loaded.key === key ? loaded.value : null;
 }
 
@@ -64,7 +69,13 @@ export function useRoute() {
   return route;
 }
 
+/**
+ * The address of a screen, of the run that is shown if the route names none.
+ * @param {Partial<Route>} route
+ */
+export const addressOf = (route) => formatRoute({ run: parseRoute(location.hash).run, ...route });
+
 /** @param {Partial<Route>} route */
 export function go(route) {
-  location.hash = formatRoute(route);
+  location.hash = addressOf(route);
 }

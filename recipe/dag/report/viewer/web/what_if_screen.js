@@ -3,12 +3,13 @@
 import { html, useMemo, useState } from "./html.js";
 import { agentColor } from "./color.js";
 import { number, signed } from "./format.js";
-import { textOf, whereOf } from "./group_screen.js";
+import { whereOf } from "./group_screen.js";
+import { nameOf, saidIn, SideBySide } from "./side_by_side.js";
 import { mean } from "./statistics.js";
-import { excerpt, firstDifference, visible } from "./text.js";
+import { excerpt, visible } from "./text.js";
 import { Choice, Link, LongText, Outcome, Signed, Waiting } from "./ui.js";
 import { useContinuations, useDetail } from "./use_data.js";
-/** @import { Continuation, Effect, EpisodeDetail, SlotName } from "./data.js" */
+/** @import { Effect, SlotName } from "./data.js" */
 /** @import { Model } from "./model.js" */
 /** @import { Route } from "./route.js" */
 
@@ -110,7 +111,7 @@ function Cell({ cell, most, chosen }) {
 /** @param {{effect: Effect, at: number, model: Model}} props */
 function Detail({ effect, at, model }) {
   const [draw, setDraw] = useState(0);
-  const continuations = useContinuations();
+  const continuations = useContinuations(model);
   const episode = model.episodeAt(effect);
   const loaded = useDetail(episode);
   const options = effect.after.map((_, number) => String(number + 1));
@@ -118,6 +119,8 @@ function Detail({ effect, at, model }) {
     effect.repeats === (effect.change.kind === "none")
       ? effect.repeats && "The first continuation is the record, token by token."
       : !effect.repeats && "Without the change, the same seeds do not repeat the record: weights or servers differ.";
+  const note = (/** @type {string} */ name, /** @type {(string | undefined)[]} */ [before, after]) =>
+    name === nameOf(effect.at) ? "the fork" : before === after ? "the same" : "";
   return html`<section aria-label="continuation">
     <h2>${visible(`${whatOf(effect, true)}, step ${effect.step}, weights ${effect.weights}`)}</h2>
     <${Choice} label="continuation" options=${options} value=${String(draw + 1)}
@@ -129,50 +132,10 @@ function Detail({ effect, at, model }) {
     ${
       continuations === null || (episode !== undefined && loaded === null)
         ? html`<${Waiting} what="the continuation" />`
-        : html`<${SideBySide} effect=${effect} record=${loaded?.detail} calls=${continuations[at][draw]}
-            agents=${model.agents} />`
+        : html`<${SideBySide} heads=${["record", "with the change"]} agents=${model.agents} note=${note}
+            columns=${[saidIn(loaded?.detail), continuations[at][draw]]} />`
     }</section>`;
 }
-
-/** @param {{effect: Effect, record: EpisodeDetail | undefined, calls: Continuation, agents: string[]}} props */
-function SideBySide({ effect, record, calls, agents }) {
-  /** @type {Map<string, {agent: string, texts: (string | undefined)[]}>} */
-  const rows = new Map();
-  const put = (/** @type {any} */ call, /** @type {number} */ side, /** @type {string} */ text) => {
-    const name = nameOf([call.node, call.turn, call.round]);
-    const row = rows.get(name) ?? { agent: call.agent, texts: [undefined, undefined] };
-    row.texts[side] = text;
-    rows.set(name, row);
-  };
-  const kept = record?.calls.slice(0, record.calls.length - (record.dropped ?? 0)) ?? [];
-  for (const call of kept) {
-    put(call, 0, textOf(call));
-  }
-  for (const call of calls) {
-    put(call, 1, call.text);
-  }
-  return html`<div class="scroll"><table class="siblings"><thead><tr><th>call</th><th>record</th><th>with the change</th>
-      </tr></thead>
-    <tbody>${[...rows].map(([name, { agent, texts }]) => {
-      const [before, after] = texts;
-      const from = before === undefined || after === undefined ? 0 : firstDifference([before, after]);
-      const is = name === nameOf(effect.at) ? "the fork" : before === after ? "the same" : "";
-      return html`<tr key=${name} data-same=${before === after ? "" : undefined}>
-        <th style=${{ color: agentColor(agents, agent) }}>${visible(name)} ${is && html`<small>${is}</small>`}</th>
-        ${texts.map((text, side) => html`<td key=${side} class=${text === undefined ? "none" : ""}>${
-          text === undefined ? "not called" : html`<${Said} text=${text} from=${from} />`
-        }</td>`)}</tr>`;
-    })}</tbody></table></div>`;
-}
-
-/**
- * A text from where it differs on.
- * @param {{text: string, from: number}} props
- */
-const Said = ({ text, from }) =>
-  text === ""
-    ? html`<span class="none">(silent)</span>`
-    : html`<span class="snippet">${from > 0 ? "… " : ""}${excerpt(text.slice(from), 600) || "(ends here)"}</span>`;
 
 /**
  * @param {Effect} effect
@@ -196,6 +159,3 @@ export function routeOf(effect, at) {
 
 /** @param {(number | null)[]} values */
 const meanOf = (values) => mean(values.filter((value) => value !== null));
-
-/** @param {SlotName} name */
-const nameOf = ([node, turn, round]) => `${node}${turn || round ? `.${turn}` : ""}${round ? `.${round}` : ""}`;

@@ -1,28 +1,31 @@
 // A long list of rows of equal height, of which those in sight are in the document.
 
-import { html, useEffect, useRef, useState } from "./html.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 
 const BEYOND = 8;
 
 /**
  * @template T
- * @param {{items: T[], height: number, row: (item: T, at: number) => any, head?: any, label: string}} props  height: of
- *   a row, in pixels
+ * @param {{items: T[], height: number, row: (item: T, at: number) => any, keyOf: (item: T) => unknown, head?: any,
+ *   label: string, chosen?: unknown}} props  height: of a row, in pixels; chosen: key of a row to bring in sight
  */
-export function Windowed({ items, height, row, head, label }) {
+export function Windowed({ items, height, row, keyOf, head, label, chosen }) {
   const place = useRef(/** @type {HTMLDivElement | null} */ (null));
   const [range, setRange] = useState([0, 60]);
-  useEffect(() => {
+  const top = useRef(/** @type {{key: unknown, at: number}} */ ({ key: undefined, at: 0 }));
+  const update = () => {
     const element = place.current;
     if (element === null) {
-      return undefined;
+      return; // an observer may report after the list has gone
     }
-    const update = () => {
-      const first = Math.max(0, Math.floor(element.scrollTop / height) - BEYOND);
-      const last = Math.ceil((element.scrollTop + element.clientHeight) / height) + BEYOND;
-      setRange((before) => (before[0] === first && before[1] === last ? before : [first, last]));
-    };
-    update();
+    const at = Math.floor(element.scrollTop / height);
+    top.current = { key: items[at] && keyOf(items[at]), at };
+    const first = Math.max(0, at - BEYOND);
+    const last = Math.ceil((element.scrollTop + element.clientHeight) / height) + BEYOND;
+    setRange((before) => (before[0] === first && before[1] === last ? before : [first, last]));
+  };
+  useEffect(() => {
+    const element = /** @type {HTMLDivElement} */ (place.current);
     element.addEventListener("scroll", update, { passive: true });
     const observer = new ResizeObserver(update);
     observer.observe(element);
@@ -30,7 +33,24 @@ export function Windowed({ items, height, row, head, label }) {
       element.removeEventListener("scroll", update);
       observer.disconnect();
     };
-  }, [height, items.length]);
+  }, [height, items]);
+  useLayoutEffect(() => {
+    // rows that come or go above those that are read leave them where they are
+    const element = /** @type {HTMLDivElement} */ (place.current);
+    const { key, at } = top.current;
+    const now = element.scrollTop > 0 ? items.findIndex((item) => keyOf(item) === key) : -1;
+    if (now >= 0) {
+      element.scrollTop += (now - at) * height;
+    }
+    update();
+  }, [height, items]);
+  useLayoutEffect(() => {
+    const element = /** @type {HTMLDivElement} */ (place.current);
+    const at = items.findIndex((item) => keyOf(item) === chosen) * height;
+    if (at >= 0 && (at < element.scrollTop || at + 2 * height > element.scrollTop + element.clientHeight)) {
+      element.scrollTop = at - element.clientHeight / 2;
+    }
+  }, [chosen]);
   const [first, last] = range;
   return html`<div class="windowed" ref=${place} tabindex="0" role="region" aria-label=${label}>
     ${head}

@@ -1,0 +1,76 @@
+"""`verl-dag watch`: the page of runs while they go on, served to this machine's browser.
+
+Invariant: reads the runs' folders and answers GET with the page or with a part of its data, to requests that name a
+loopback address as their host and that no other web page sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from recipe.dag.core.errors import UserError
+from recipe.dag.report.jsonfile import to_json
+from recipe.dag.report.viewer.live import LiveRun
+from recipe.dag.report.viewer.page import live_page
+from recipe.dag.tools.sandbox import is_for_loopback, is_from_page
+
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY"}
+
+
+def application(folders: Sequence[Path]) -> web.Application:
+    """Return an application with the page at `/`, and its data at `/RUN/news?since=VERSION` and `/RUN/PART`."""
+    page = live_page(folders)
+    runs = [(LiveRun(folder), asyncio.Lock()) for folder in folders]
+
+    async def get_page(request: web.Request) -> web.Response:
+        return web.Response(body=page, content_type="text/html", charset="utf-8")
+
+    async def get_news(request: web.Request) -> web.Response:
+        return await answer(request, lambda run: run.news(request.query.get("since", "")))
+
+    async def get_part(request: web.Request) -> web.Response:
+        return await answer(request, lambda run: run.part(request.match_info["part"]))
+
+    async def answer(request: web.Request, read: Callable[[LiveRun], Any]) -> web.Response:
+        try:
+            run, lock = runs[int(request.match_info["run"])]
+            async with lock:
+                data = await asyncio.to_thread(_packed, read, run)
+        except (KeyError, IndexError):
+            raise web.HTTPNotFound from None
+        except ValueError:
+            raise web.HTTPBadRequest from None
+        except UserError as error:
+            raise web.HTTPInternalServerError(text=str(error)) from error
+        if data is None:
+            return web.Response(status=204)
+        return web.Response(body=data, content_type="application/json", headers={"Content-Encoding": "gzip"})
+
+    app = web.Application(middlewares=[_guarded])
+    app.router.add_get("/", get_page)
+    app.router.add_get(r"/{run:\d}/news", get_news)
+    app.router.add_get(r"/{run:\d}/{part}", get_part)
+    return app
+
+
+def _packed(read: Callable[[LiveRun], Any], run: LiveRun) -> bytes | None:
+    data = read(run)
+    return None if data is None else gzip.compress(to_json(data), 6)
+
+
+@web.middleware
+async def _guarded(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+    try:
+        if is_from_page(request) or not is_for_loopback(request):
+            raise web.HTTPForbidden(text="open the address that verl-dag watch printed")
+        response = await handler(request)
+    except web.HTTPException as error:
+        response = web.Response(status=error.status, text=error.text)
+    response.headers.update(_HEADERS)
+    return response

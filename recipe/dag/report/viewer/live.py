@@ -1,0 +1,121 @@
+"""The page's data of a run while it is written: `verl-dag watch`.
+
+Invariant: the folder is only read, and each complete line once; what is not complete yet is read later. A journal that
+a resume has replaced is read anew, under another version, so nobody adds its episodes to those of before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from recipe.dag.core.errors import UserError
+from recipe.dag.report.episodes import is_episode
+from recipe.dag.report.journal import EPISODES, has_step, read_at, read_from
+from recipe.dag.report.run_folder import Run, read_json
+from recipe.dag.report.run_record import launches
+from recipe.dag.report.viewer.payload import Payload, chunk_of
+from recipe.dag.report.viewer.vocabulary import vocabularies
+
+
+class _Tail:
+    """What was not read yet of a file that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._place = 0
+        self._before = (0, 0)
+
+    def _now(self) -> tuple[int, int]:
+        """Return inode and size; zeros without the file."""
+        try:
+            about = self.path.stat()
+        except OSError:
+            return 0, 0
+        return about.st_ino, about.st_size
+
+    def is_replaced(self) -> bool:
+        (inode, size), (old_inode, old_size) = self._now(), self._before
+        return old_inode != 0 and (inode != old_inode or size < old_size)
+
+    def new(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the objects in new lines, each with the place of its line."""
+        now = self._now()
+        if now == self._before or self.is_replaced():
+            return
+        with suppress(OSError):  # removed in this moment
+            for line, record in read_from(self.path, self._place):
+                place, self._place = self._place, self._place + len(line)
+                if record is not None:
+                    yield place, record
+        self._before = now
+
+
+class LiveRun:
+    """A run's folder, which may not exist yet. Not for several threads at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._begin()
+
+    def _begin(self) -> None:
+        self._generation = time.time_ns()
+        self._payload = Payload()
+        self._episodes = [_Tail(self.folder / name) for name in EPISODES]
+        self._metrics = _Tail(self.folder / "metrics.jsonl")
+        self._by_step: dict[int, dict[str, Any]] = {}
+        self._lines = 0
+
+    def news(self, since: str = "") -> dict[str, Any] | None:
+        """Return the index with the `version` of its data, or what it has more than the version `since`; None without
+        news. `from` says at which episode and problem the lists begin."""
+        self._refresh()
+        summary = self._summary()
+        run = Run(self.folder, [self._by_step[step] for step in sorted(self._by_step)], [], summary)
+        counts = [self._generation, len(self._payload.episodes), len(self._payload.problems)]
+        state = [self._lines, len(launches(self.folder)), int(summary is not None)]
+        version = ".".join(map(str, counts + state))
+        if since == version:
+            return None
+        generation, *start = (int(word) for word in since.split(".")[:3]) if since else (0, 0, 0)
+        episodes, problems = start if generation == self._generation else (0, 0)
+        index = self._payload.index(run)
+        tails = {"episodes": index["episodes"][episodes:], "problems": index["problems"][problems:]}
+        return {**index, **tails, "from": {"episodes": episodes, "problems": problems}, "version": version}
+
+    def part(self, name: str) -> Any:
+        """Return `vocabularies` or `chunk-N`. Raises KeyError if there is none of that name, or no longer."""
+        if name == "vocabularies":
+            return vocabularies(Run(self.folder, [], [], None), self._payload.tokens)
+        sources = {f"chunk-{number}": own for number, own in enumerate(self._payload.chunks)}[name]
+        records: list[Any] = []
+        with suppress(OSError):
+            for path, own in groupby(sources, key=itemgetter(0)):
+                records += read_at(path, (place for _, place in own))
+        if len(records) < len(sources) or not all(record is not None and is_episode(record) for record in records):
+            raise KeyError(name)  # the file was replaced
+        return chunk_of(records)
+
+    def _refresh(self) -> None:
+        if any(tail.is_replaced() for tail in (*self._episodes, self._metrics)):
+            self._begin()
+        for tail in self._episodes:
+            for place, record in tail.new():
+                if is_episode(record):
+                    self._payload.add(record, (tail.path, place))
+        for _, line in self._metrics.new():
+            if has_step(line):
+                self._by_step[line["step"]] = line
+                self._lines += 1
+
+    def _summary(self) -> dict[str, Any] | None:
+        file = self.folder / "summary.json"
+        try:
+            return read_json(file) if file.is_file() else None
+        except UserError:  # it is being written
+            return None

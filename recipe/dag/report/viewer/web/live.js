@@ -1,0 +1,69 @@
+// The page of `verl-dag watch`: asks the server for what the runs have written since, and shows it where the reader is.
+/** @import { Index } from "./data.js" */
+
+import { forget, setSource } from "./data.js";
+import { RUNS, show } from "./main.js";
+import { Model } from "./model.js";
+
+/** Milliseconds between two questions. */
+const PAUSE = 1000;
+
+/** @typedef {Index & {version: string, from: {episodes: number, problems: number}}} News */
+
+/** @type {(Model | undefined)[]} */
+const models = Array(RUNS).fill(undefined);
+const versions = Array(RUNS).fill("");
+let state = "";
+
+/**
+ * The answer; null if there is nothing new. Asks again until the server answers.
+ * @param {string} path
+ * @returns {Promise<any>}
+ */
+async function ask(path) {
+  for (;;) {
+    try {
+      const response = await fetch(path);
+      if (response.ok) {
+        state = "live";
+        return response.status === 204 ? null : await response.json();
+      }
+      state = `verl-dag watch: ${await response.text()}`;
+    } catch {
+      state = "verl-dag watch does not answer";
+    }
+    draw();
+    await pause();
+  }
+}
+
+const pause = () => new Promise((done) => setTimeout(done, PAUSE));
+
+function draw() {
+  const known = models.flatMap((model) => model ?? []);
+  if (known.length === RUNS) {
+    show(known, state);
+  }
+}
+
+/**
+ * Add news of a run to what is known.
+ * @param {number} run
+ * @param {News} news
+ */
+function add(run, { version, from, ...index }) {
+  const before = models[run]?.index;
+  forget(run, (name) => name === "vocabularies" || from.episodes === 0);
+  const episodes = [...(before?.episodes.slice(0, from.episodes) ?? []), ...index.episodes];
+  const problems = [...(before?.problems.slice(0, from.problems) ?? []), ...index.problems];
+  models[run] = new Model({ ...index, episodes, problems }, run);
+  versions[run] = version;
+}
+
+setSource((run, name) => ask(`/${run}/${name}`));
+for (;;) {
+  const news = await Promise.all(versions.map((version, run) => ask(`/${run}/news?since=${version}`)));
+  news.forEach((own, run) => own !== null && add(run, own));
+  draw();
+  await pause();
+}
