@@ -1,7 +1,8 @@
 // A long list of rows of equal height, of which those in sight are in the document.
 
-import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 
+/** Rows that are added at a time, and kept on both sides of those in sight. */
 const BEYOND = 8;
 
 /**
@@ -20,8 +21,9 @@ export function Windowed({ items, height, row, keyOf, head, label, chosen }) {
     }
     const at = Math.floor(element.scrollTop / height);
     top.current = { key: items[at] && keyOf(items[at]), at };
-    const first = Math.max(0, at - BEYOND);
-    const last = Math.ceil((element.scrollTop + element.clientHeight) / height) + BEYOND;
+    const end = (element.scrollTop + element.clientHeight) / height;
+    const first = Math.max(0, (Math.floor(at / BEYOND) - 1) * BEYOND);
+    const last = (Math.ceil(end / BEYOND) + 1) * BEYOND;
     setRange((before) => (before[0] === first && before[1] === last ? before : [first, last]));
   };
   useEffect(() => {
@@ -52,10 +54,17 @@ export function Windowed({ items, height, row, keyOf, head, label, chosen }) {
     }
   }, [chosen]);
   const [first, last] = range;
+  // Preact leaves an element alone that is the one of before
+  const drawn = useMemo(() => new Map(), [row]);
+  const draw = (/** @type {T} */ item, /** @type {number} */ at) => {
+    const element = drawn.get(item) ?? row(item, at);
+    drawn.set(item, element);
+    return element;
+  };
   return html`<div class="windowed" ref=${place} tabindex="0" role="region" aria-label=${label}>
     ${head}
     <div style=${{ height: `${first * height}px` }}></div>
-    ${items.slice(first, last).map((item, at) => row(item, first + at))}
+    ${items.slice(first, last).map((item, at) => draw(item, first + at))}
     <div style=${{ height: `${Math.max(0, items.length - last) * height}px` }}></div>
   </div>`;
 }
