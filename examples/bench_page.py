@@ -1,11 +1,12 @@
 """First paint and scrolling of the page that `verl-dag trace -o` writes, in a headless Chromium or Chrome.
 
-    python examples/bench_page.py [RUN ...] [--episodes 500] [--seconds 3]
+    python examples/bench_page.py [RUN] [--episodes 500] [--seconds 3]
 
-Without RUN, output folders of runs, it makes a run of `--episodes` with three agents, 300 tokens a call and 60 metrics.
+Without RUN, a run's output folder, it makes a run of `--episodes` with three agents, 300 tokens a call, and 60 metrics.
 Prints the size of the page, the milliseconds from opening it to the first screen (`shown`) and to the next frame
-(`painted`), and for each screen the frames per second while it scrolls through all of its length, with the longest
-frame of 20 (the 95th percentile). The browser draws at most 60 frames a second. `CHROME` names another browser.
+(`painted`), and for each screen, while it scrolls through all of its length, the frames per second, the longest frame
+of 20 (the 95th percentile), and the CPU time of the page's thread per frame, which depends little on what else the
+machine does. The browser draws at most 60 frames a second, one in 16.7 ms. `CHROME` names another browser.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from browser import browser, find  # noqa: E402
+from browser import Tab, browser, find  # noqa: E402
 
 from recipe.dag.report.journal import Journal  # noqa: E402
 from recipe.dag.report.run_folder import read_run  # noqa: E402
@@ -45,7 +46,7 @@ SCROLL = """new Promise((done) => {
     } else {
       const lengths = times.slice(1).map((time, at) => time - times[at]).sort((a, b) => a - b);
       const mean = lengths.reduce((a, b) => a + b, 0) / lengths.length;
-      done([1000 / mean, lengths[Math.floor(0.95 * lengths.length)], place.scrollHeight]);
+      done([1000 / mean, lengths[Math.floor(0.95 * lengths.length)], lengths.length]);
     }
   };
   requestAnimationFrame(frame);
@@ -60,7 +61,8 @@ def make_run(folder: Path, episodes: int) -> Path:
     for step in range(STEPS):
         numbers = range(step * episodes // STEPS, (step + 1) * episodes // STEPS)
         journal.episodes(step, [_episode(rng, words, number // SIBLINGS, number % SIBLINGS) for number in numbers])
-        journal.metrics(step, {f"agent/{agent}/reward/mean": rng.random() for agent in AGENTS})
+        names = (f"agent/{agent}/{name}" for agent in AGENTS for name in ("reward/mean", *map(str, range(19))))
+        journal.metrics(step, {name: rng.random() for name in names})
     return folder
 
 
@@ -81,24 +83,32 @@ def _call(rng: random.Random, words: Sequence[str], agent: str, position: int) -
 
 
 async def measure(executable: str, page: Path, routes: dict[str, str], seconds: float) -> dict[str, Any]:
-    """Return `shown` and `painted` in ms, and by screen frames per second, ms of a long frame, and pixels."""
+    """Return `shown` and `painted` in ms, and by screen frames per second, ms of a long frame, ms of CPU per frame."""
     async with browser(executable) as new_tab:
         tab = await new_tab()
         await tab.open(page.as_uri())
         figures = {"painted": await tab.value(PAINTED)}
+        await tab.call("Performance.enable", timeDomain="threadTicks")
         figures["shown"] = await tab.value("performance.getEntriesByName('shown')[0].startTime")
         for screen, route in routes.items():
             await tab.value(f"location.hash = {route!r}")
             await tab.until("document.querySelector('main [role=status].empty') === null")
             await asyncio.sleep(0.5)
-            figures[screen] = await tab.value(SCROLL.replace("SECONDS", str(seconds)))
+            before = await _cpu_seconds(tab)
+            rate, long, frames = await tab.value(SCROLL.replace("SECONDS", str(seconds)))
+            figures[screen] = rate, long, 1000 * (await _cpu_seconds(tab) - before) / frames
         await tab.close()
     return figures
 
 
+async def _cpu_seconds(tab: Tab) -> float:
+    metrics = await tab.call("Performance.getMetrics")
+    return next(one["value"] for one in metrics["metrics"] if one["name"] == "TaskDuration")
+
+
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("run", nargs="?", type=Path)
     parser.add_argument("--episodes", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=3.0)
     options = parser.parse_args(arguments)
@@ -106,7 +116,7 @@ def main(arguments: Sequence[str]) -> None:
     if executable is None:
         raise SystemExit("no Chromium or Chrome on PATH; CHROME names one")
     with tempfile.TemporaryDirectory() as place:
-        run = read_run(options.runs[0] if options.runs else make_run(Path(place) / "run", options.episodes))
+        run = read_run(options.run or make_run(Path(place) / "run", options.episodes))
         page = Path(place) / "trace.html"
         print(write_page([run], page))
         record = next(one for one in reversed(run.records) if one["split"] == "train")
@@ -116,8 +126,8 @@ def main(arguments: Sequence[str]) -> None:
         figures = asyncio.run(measure(executable, page, routes, options.seconds))
     print(f"shown {figures['shown']:.0f} ms, painted {figures['painted']:.0f} ms")
     for screen in routes:
-        rate, long, height = figures[screen]
-        print(f"{screen:9} {rate:5.1f} frames/s, a long one {long:.0f} ms, {height:.0f} pixels high")
+        rate, long, cpu = figures[screen]
+        print(f"{screen:9} {rate:5.1f} frames/s, a long one {long:.0f} ms, {cpu:.1f} ms of CPU a frame")
 
 
 if __name__ == "__main__":
