@@ -159,6 +159,9 @@ export async function loadDetail({ run, chunk, slot }) {
     forget(run, (other) => other === name); // it has grown since
     loaded = await load(run, name);
   }
+  if (slot >= loaded.episodes.length) {
+    throw new Error("the run was resumed from an earlier step");
+  }
   return { detail: loaded.episodes[slot], prompts: loaded.prompts };
 }
 

@@ -10,10 +10,12 @@ const PAUSE = 1000;
 
 /** @typedef {Index & {version: string, from: {episodes: number, problems: number}}} News */
 
-/** @type {(Model | undefined)[]} */
-const models = Array(RUNS).fill(undefined);
+/** @type {Model[]} */
+let models = [];
 const versions = Array(RUNS).fill("");
 let state = "";
+/** @type {[Model[], string]} */
+let drawn = [models, state];
 
 /**
  * The answer; null if there is nothing new. Asks again until the server answers.
@@ -40,30 +42,32 @@ async function ask(path) {
 const pause = () => new Promise((done) => setTimeout(done, PAUSE));
 
 function draw() {
-  const known = models.flatMap((model) => model ?? []);
-  if (known.length === RUNS) {
-    show(known, state);
+  if (models.length > 0 && (drawn[0] !== models || drawn[1] !== state)) {
+    drawn = [models, state];
+    show(models, state);
   }
 }
 
 /**
- * Add news of a run to what is known.
+ * Return a run with its news.
  * @param {number} run
  * @param {News} news
  */
-function add(run, { version, from, ...index }) {
+function added(run, { version, from, ...index }) {
   const before = models[run]?.index;
   forget(run, (name) => name === "vocabularies" || from.episodes === 0);
   const episodes = [...(before?.episodes.slice(0, from.episodes) ?? []), ...index.episodes];
   const problems = [...(before?.problems.slice(0, from.problems) ?? []), ...index.problems];
-  models[run] = new Model({ ...index, episodes, problems }, run);
   versions[run] = version;
+  return new Model({ ...index, episodes, problems }, run);
 }
 
 setSource((run, name) => ask(`/${run}/${name}`));
 for (;;) {
   const news = await Promise.all(versions.map((version, run) => ask(`/${run}/news?since=${version}`)));
-  news.forEach((own, run) => own !== null && add(run, own));
+  if (news.some((own) => own !== null)) {
+    models = news.map((own, run) => (own === null ? models[run] : added(run, own)));
+  }
   draw();
   await pause();
 }
