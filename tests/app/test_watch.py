@@ -75,6 +75,7 @@ def test_only_this_machine_reads_and_nothing_else_is_served(tmp_path):
             ):
                 for path in ("/", "/0/news", "/0/chunk-0"):
                     assert await ask(path, **refused) == (403, "open the address that verl-dag watch printed")
+            assert await ask("/favicon.ico") == (204, "")
             news = json.loads((await ask("/0/news"))[1])
             assert len(news["episodes"]) == 4
             assert (await ask(f"/0/news?since={news['version']}"))[0] == 204

@@ -37,6 +37,9 @@ def application(folders: Sequence[Path]) -> web.Application:
     async def get_part(request: web.Request) -> web.Response:
         return await answer(request, lambda run: run.part(request.match_info["part"]))
 
+    async def get_icon(request: web.Request) -> web.Response:
+        return web.Response(status=204)  # a browser asks for it, and reports an error if it is missing
+
     async def answer(request: web.Request, read: Callable[[LiveRun], Any]) -> web.Response:
         try:
             run, lock = runs[int(request.match_info["run"])]
@@ -54,6 +57,7 @@ def application(folders: Sequence[Path]) -> web.Application:
 
     app = web.Application(middlewares=[_guarded])
     app.router.add_get("/", get_page)
+    app.router.add_get("/favicon.ico", get_icon)
     app.router.add_get(r"/{run:\d}/news", get_news)
     app.router.add_get(r"/{run:\d}/{part}", get_part)
     return app
