@@ -82,5 +82,15 @@ def additive(episode: Episode, *, right: str) -> dict[str, list[float]]:
     return {call.agent: [sum(hits) / len(hits)] for call in episode.calls}
 
 
+def lottery(episode: Episode, *, right: str, stake: float) -> dict[str, list[float]]:
+    """Pay every player as `additive` does, and what the last one wins with an a or else loses."""
+    *players, gambler = _by_agent(episode)
+    hits = [call.text.strip() == letter for call, letter in zip(players, right, strict=True)]
+    episode.info["right"] = share = sum(hits) / len(hits)
+    episode.outcome = float(all(hits))
+    reward = share + (stake if gambler.text.strip() == "a" else -stake)
+    return {call.agent: [reward] for call in episode.calls}
+
+
 def _by_agent(episode: Episode) -> list[Call]:
     return sorted(episode.calls, key=lambda call: call.agent_group)

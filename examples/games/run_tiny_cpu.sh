@@ -12,7 +12,8 @@ games="anti_coordination_shared anti_coordination_role_token anti_coordination_s
   separating_simultaneous separating_happo
   climbing_simultaneous climbing_sequential climbing_fast_follower
   relay_2 relay_3 relay_4 relay_5
-  additive_2 additive_4 additive_8 additive_vdn_2 additive_vdn_4 additive_vdn_8"
+  additive_2 additive_4 additive_8 additive_vdn_2 additive_vdn_4 additive_vdn_8
+  lottery"
 chosen="" names=() settings=()
 for word in "$@"; do
   if is_setting "$word"; then settings+=("$word"); else names+=("$word"); fi

@@ -3,6 +3,7 @@ and the table of them in docs/credit.md."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from math import fsum
 from pathlib import Path
@@ -39,12 +40,12 @@ def algorithm_of(name, **options):
 
 
 def rows_of(make_row, shape, rewards_of):
-    """One row per call; `rewards_of`: per episode the rewards of its calls."""
+    """One row per call; `rewards_of`: per episode the rewards of its calls. All are forks of the first."""
     rows = []
     for episode, (steps, rewards) in enumerate(zip(shape, rewards_of, strict=True)):
         for position, ((turn, round_), reward) in enumerate(zip(steps, rewards, strict=True)):
             recorded = {"position": position, "round": round_, "step": turn + round_, "parts": {"grade": reward}}
-            rows.append(make_row(reward, episode=episode, turn=turn, mask=(1,), **recorded))
+            rows.append(replace(make_row(reward, episode=episode, turn=turn, mask=(1,), **recorded), trunk=0))
     return rows
 
 
@@ -110,8 +111,8 @@ def test_every_call_of_a_solved_episode_is_above_and_of_a_failed_one_below(make_
     steps, outcomes = SHAPES[shape], OUTCOMES["half"]
     rows, found = credited(make_row, name, steps, paid_at_the_end(steps, outcomes))
     last_alone = {
-        "turns that stop early": {("magrpo", 2), ("spin", 2), ("vdn", 2), ("qmix", 2)},
-        "loop": {("magrpo", 2)},
+        "turns that stop early": {(name, 2) for name in ("magrpo", "counterfactual", "spin", "vdn", "qmix")},
+        "loop": {("magrpo", 2), ("counterfactual", 2)},
     }
     for row, advantage in zip(rows, found, strict=True):
         if (name, row.calls[0].step) in last_alone.get(shape, ()):

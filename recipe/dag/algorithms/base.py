@@ -7,7 +7,7 @@ estimator reads. An option that it does not read is not a field, so writing it i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -27,8 +27,21 @@ if TYPE_CHECKING:
 
     from recipe.dag.credit.batch import CreditBatch
 
-GroupKey = Literal["uid", "agent", "role", "turn", "round", "node", "branch", "prompt_hash"]
+GroupKey = Literal["uid", "agent", "role", "turn", "round", "node", "branch", "prompt_hash", "trunk"]
 Scope = Literal["call", "link", "earlier", "trajectory", "episode"]
+
+
+class Forks(NamedTuple):
+    """How the episodes of a step are forked."""
+
+    alternatives: int
+    """Answers that are compared at a decision: the episode's own, and one in each of its forks."""
+    decisions: int | None
+    """The most decisions of an episode that are forked; None: all."""
+
+    def most(self, decisions: int) -> int:
+        """Return the most forks of an episode that has up to so many decisions."""
+        return min(decisions, self.decisions or decisions) * (self.alternatives - 1)
 
 
 def held(estimator: str, value: Any, why: str | None = None) -> AfterValidator:
@@ -197,6 +210,11 @@ class Algorithm(Frozen):
     def grouping(self) -> tuple[GroupKey, ...]:
         """The keys in which calls agree that are compared; () if the estimator compares none."""
         return ()
+
+    @property
+    def forks(self) -> Forks | None:
+        """How the episodes of a step are forked; None if they are not."""
+        return None
 
     @property
     def given_text(self) -> str | None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from recipe.dag.algorithms.base import Algorithm, is_held, options_of
 from recipe.dag.algorithms.blocks import Block
+from recipe.dag.algorithms.counterfactual import Counterfactual
 from recipe.dag.algorithms.custom import Custom
 from recipe.dag.algorithms.gae import Gae, GaeChain
 from recipe.dag.algorithms.gdpo import Gdpo
@@ -33,6 +34,7 @@ METHODS: tuple[type[Algorithm], ...] = (
     Grpo,
     Rloo,
     Magrpo,
+    Counterfactual,
     Reinforce,
     ReinforcePP,
     ReinforcePPBaseline,

@@ -55,6 +55,7 @@ class Node(Protocol):
     id: str
     kind: StrEnum
     candidates: object | None
+    scope: str
 
 
 class Facts(Protocol):

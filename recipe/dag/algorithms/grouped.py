@@ -29,7 +29,8 @@ class Comparing(Algorithm):
     group_by: tuple[GroupKey, ...] = ("uid", "agent")
     """The keys in which compared calls agree. role: `agents[].role`, which pools agents of one policy. branch: episodes
     that took the same way to the call (the same nodes were skipped on it, and loops ran as many rounds). prompt_hash:
-    the same prompt, token by token. Calls of different policies are never compared."""
+    the same prompt, token by token. trunk: an episode and its forks (`counterfactual`). Calls of different policies are
+    never compared."""
 
     @property
     def grouping(self) -> tuple[GroupKey, ...]:
@@ -47,6 +48,8 @@ class Comparing(Algorithm):
         """Return why grouping by `key` changes nothing in this workflow; None if it may."""
         if key == "branch" and not facts.branches:
             return "nothing branches here: no node has a `when`, and there are no loops; remove it"
+        if key == "trunk" and self.forks is None:
+            return f"{self.estimator} forks no episodes, `counterfactual` does; remove it"
         written = self.group_by != type(self).model_fields["group_by"].default
         if key == "round" and not facts.loops and written:
             return "nothing runs in rounds here: there are no loops; remove it"

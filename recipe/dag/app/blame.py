@@ -24,8 +24,7 @@ from recipe.dag.core.printable import printable
 from recipe.dag.core.tasks import together
 from recipe.dag.episode.batch import play_batch
 from recipe.dag.episode.failure import TooManyFailed
-from recipe.dag.episode.fork import Fork, key_of
-from recipe.dag.episode.replay import recorded_calls
+from recipe.dag.episode.fork import Fork, key_of, recorded_calls
 from recipe.dag.episode.reward import scratch
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.report.what_if import bootstrap, paired, value_of

@@ -32,6 +32,8 @@ class CreditBatch:
     """[C] The sample (the prompt) that the call's episode plays. All fields up to `prompt_hash` are [C]."""
     episode: tuple[int, ...]
     """Index among the sample's episodes."""
+    trunk: tuple[int, ...]
+    """Index of the episode that the call's one was forked from, or is."""
     agent: tuple[str, ...]
     role: tuple[str, ...]
     """The agent's name if it has no role."""
@@ -128,6 +130,7 @@ class CreditBatch:
             policy=tuple(row.policy for row in rows),
             uid=tuple(row.uid for row in rows_C),
             episode=tuple(row.episode for row in rows_C),
+            trunk=tuple(row.episode if row.trunk is None else row.trunk for row in rows_C),
             agent=tuple(call.agent for call in calls),
             role=tuple(call.role for call in calls),
             turn=tuple(call.turn for call in calls),

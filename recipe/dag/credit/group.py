@@ -21,7 +21,7 @@ from recipe.dag.credit.batch import CreditBatch
 from recipe.dag.credit.options import check_choice
 from recipe.dag.credit.returns import call_returns
 
-KEYS = ("uid", "agent", "role", "turn", "round", "node", "branch", "prompt_hash")
+KEYS = ("uid", "agent", "role", "turn", "round", "node", "branch", "prompt_hash", "trunk")
 SAME = 1e-12
 """Difference, relative or absolute, up to which returns count as equal: sums of equal parts differ by rounding."""
 EPS = 1e-6

@@ -12,10 +12,12 @@ import gc
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 from recipe.dag.core.tasks import together
 from recipe.dag.episode.event_loops import watched
+from recipe.dag.episode.fork import Fork
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.types.record import Episode
 
@@ -79,22 +81,29 @@ async def play_batch(
     *,
     step: int,
     validate: bool = False,
+    forked: bool = False,
     max_in_flight: int = 512,
     skip: Collection[tuple[str, int]] = (),
     on_done: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
     """Return n episodes of each (sample, uid): all of the first sample, then all of the second. `on_done` is called on
-    the loop whenever an episode ends. Episodes whose (uid, index) is in `skip` are left out. Raises UserError for an
-    error of the user's code."""
+    the loop whenever an episode ends. Episodes whose (uid, index) is in `skip` are left out. `forked`: the forks that
+    the algorithm asks for follow their episode `index`, and have the indices index + n, index + 2n, and so on. Raises
+    UserError for an error of the user's code."""
     in_flight = asyncio.Semaphore(max_in_flight)
 
-    async def run_one(sample: dict[str, Any], uid: str, index: int) -> Episode:
-        async with in_flight:
-            episode = await runner.run(sample, uid, index, step=step, validate=validate)
-        if on_done is not None:
+    async def run_all(sample: dict[str, Any], uid: str, index: int) -> list[Episode]:
+        async def run_one(number: int, fork: Fork | None = None) -> Episode:
+            async with in_flight:
+                return await runner.run(sample, uid, index + n * number, step=step, validate=validate, fork=fork)
+
+        trunk = await run_one(0)
+        forks = runner.forks_of(trunk, step=step) if forked else []
+        episodes = [trunk, *await together(run_one(number, fork) for number, fork in enumerate(forks, 1))]
+        for episode in episodes if on_done is not None else ():  # who is told of the trunk may change its lists
             on_done(episode)
-        return episode
+        return episodes
 
     with watched(asyncio.get_running_loop(), "all episodes"), rare_collections():
         todo = [(sample, uid, index) for sample, uid in samples for index in range(n) if (uid, index) not in skip]
-        return await together(run_one(*episode) for episode in todo)
+        return list(chain.from_iterable(await together(run_all(*episode) for episode in todo)))

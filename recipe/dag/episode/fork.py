@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from recipe.dag.core.errors import UserError
+from recipe.dag.core.errors import Fault, UserError
 from recipe.dag.endpoint.client import ChatAnswer
+from recipe.dag.episode.env_class import choose_env
 from recipe.dag.episode.graph import EpisodeGraph
 from recipe.dag.types.record import Call, Episode, Generation
 
@@ -39,6 +40,9 @@ class Fork:
     """Answers one by one as in a call of another episode, whatever was asked."""
     draw: int = 0
     """0: what is sampled has the seeds of the recorded episode. Each other number gives other seeds."""
+    trunk: int | None = None
+    """In training: the index of the recorded episode, with whose answer at `at` the fork's is compared."""
+    at: Slot | None = None
 
     def silence(self, call: Call) -> str | None:
         """Return why the call has no answer and an empty text, or None if it has one."""
@@ -79,12 +83,34 @@ class Fork:
         cut_off = is_last and recorded.stop_reason == "length" and not recorded.ended_in_tool_call
         return ChatAnswer(dict(recorded.messages[count]), "length" if cut_off else "stop", {})
 
+    def mark(self, episode: Episode) -> None:
+        """Let a fork in training say what it repeats, and be trained on in the call at the fork alone."""
+        if self.trunk is None or self.at is None:
+            return
+        episode.forked = {"from": self.trunk, "at": name_of(self.at)}
+        for call in episode.calls:
+            recorded = self.recorded.get(key_of(call))
+            call.replayed = recorded is not None and _said(recorded) == _said(call)
+            call.train = call.train and key_of(call)[:3] == self.at
+
     def _differs(self, key: Key) -> None:
-        if key in self.before:
-            raise UserError(
-                f"node {name_of(key[:3])}: has another prompt than in the record: a tool does not repeat its results, "
-                "or the workflow's code, its tools or the tokenizer have changed since (launch.json names the commit)"
-            )
+        if key not in self.before:
+            return
+        problem = f"node {name_of(key[:3])}: has another prompt than in the record: a tool does not repeat its results"
+        if self.trunk is not None:  # nothing has changed since, and the other alternatives can still be compared
+            raise Fault(problem, infra=True)
+        raise UserError(
+            f"{problem}, or the workflow's code, its tools or the tokenizer have changed since (launch.json names the "
+            "commit)"
+        )
+
+
+def recorded_calls(
+    graph: EpisodeGraph, episode: Episode, at: Sequence[Slot], *, keep: bool = False
+) -> tuple[dict[Key, Call], frozenset[Key]]:
+    """Return what `fork_at` does, with the envs that the episode's sample chooses."""
+    envs = {node.id: env for node in graph.nodes if (env := choose_env(node.spec, episode.sample)) is not None}
+    return fork_at(graph, graph.players(envs), episode, at, keep=keep)
 
 
 def fork_at(
@@ -157,6 +183,10 @@ def name_of(slot: Slot) -> str:
 
 def key_of(call: Call) -> Key:
     return call.node, call.turn, call.round, call.candidate or 0
+
+
+def _said(call: Call) -> tuple:
+    return call.prompt_ids, call.response_ids, call.messages
 
 
 def answers_of(call: Call) -> list[Generation]:

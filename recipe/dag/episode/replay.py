@@ -6,15 +6,14 @@ those of the record, so that the two differ by the change alone where the server
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
 from recipe.dag.core.tasks import together
-from recipe.dag.episode.env_class import choose_env
 from recipe.dag.episode.failure import TooManyFailed
-from recipe.dag.episode.fork import Fork, Key, Slot, fork_at, key_of
+from recipe.dag.episode.fork import Fork, Key, Slot, key_of, recorded_calls
 from recipe.dag.episode.graph import EpisodeGraph
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.types.record import Call, Episode
@@ -63,14 +62,6 @@ class Change:
         slots = [key_of(call)[:3] for call in episode.calls]
         later = zip(slots[slots.index(at) :], episode.calls[slots.index(at) :], strict=True)
         return [slot for slot, call in later if call.agent == self.agent] or [at]
-
-
-def recorded_calls(
-    graph: EpisodeGraph, episode: Episode, at: Sequence[Slot], *, keep: bool = False
-) -> tuple[dict[Key, Call], frozenset[Key]]:
-    """Return what `fork_at` does, with the envs that the episode's sample chooses."""
-    envs = {node.id: env for node in graph.nodes if (env := choose_env(node.spec, episode.sample)) is not None}
-    return fork_at(graph, graph.players(envs), episode, at, keep=keep)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from recipe.dag.episode.candidates import load_choices
 from recipe.dag.episode.compute import load_compute
 from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.failure import check_masked, decide, describe, pause_s, run_error
-from recipe.dag.episode.fork import Fork
+from recipe.dag.episode.fork import Fork, key_of, recorded_calls
 from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode, episode_graph
 from recipe.dag.episode.group_reward import score_groups
 from recipe.dag.episode.reward import load_rewards, run_reward, score, settle
@@ -93,14 +94,15 @@ class EpisodeRunner:
         mask`), and for any fault if `on_failure: fail`."""
         if not isinstance(prompt := sample.get("prompt"), list):
             raise UserError(f"sample {uid}: `prompt` must be a list of chat messages, not {type(prompt).__name__}")
-        spec, started, attempts = self._workflow.episode, time.perf_counter(), 0
+        spec, started, attempts, fork = self._workflow.episode, time.perf_counter(), 0, fork or Fork()
         faults: list[dict[str, Any]] = []
         usage: dict[str, Usage] = {}
         while True:
             attempts += 1
             episode = Episode(uid, index, plain_copy(sample), faults=faults, attempts=attempts)
-            fault = await self._attempt(Attempt(episode, self._seed, step, validate, started, fork or Fork()))
+            fault = await self._attempt(Attempt(episode, self._seed, step, validate, started, fork))
             episode.seconds = time.perf_counter() - started
+            fork.mark(episode)
             usage = episode.usage = with_calls(usage, episode.all_calls)
             if fault is None:
                 return episode
@@ -117,6 +119,18 @@ class EpisodeRunner:
             if decision == "fail":
                 raise run_error(fault, f"episode {uid}-{index}", spec) from fault
             await asyncio.sleep(pause_s(attempts))
+
+    def forks_of(self, trunk: Episode, *, step: int) -> list[Fork]:
+        """Return the forks of an episode of a training step, in which its algorithm has decisions made again."""
+        forks = self._workflow.algorithm.forks
+        if forks is None or trunk.fault is not None:
+            return []
+        own = [c for c in trunk.calls if c.agent in self._trained and c.train and 1 in c.response_mask]
+        drawn = random.Random(f"{self._seed} {step} {trunk.uid} {trunk.index}")
+        chosen = sorted(drawn.sample(range(len(own)), min(len(own), forks.decisions or len(own))))
+        at = [key_of(own[position])[:3] for position in chosen]
+        repeated = [Fork(*recorded_calls(self._graph, trunk, [slot]), trunk=trunk.index, at=slot) for slot in at]
+        return [fork for fork in repeated for _ in range(forks.alternatives - 1)]
 
     async def finish(self, episodes: Sequence[Episode], title: str, *, earlier: Sequence[Episode] = ()) -> None:
         """Run the reward nodes that need whole groups, which the `earlier` episodes belong to, too. Raises UserError,

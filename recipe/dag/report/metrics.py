@@ -50,6 +50,8 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """Return flat metrics, with `prefix` before each key. Lengths in tokens, times in seconds, rates in [0, 1].
 
+    Calls that a fork repeats are not counted again.
+
     `info/<key>` is the mean of the numbers that reward nodes and envs put into `episode.info`. Numbers of coaches are
     not among these: `coach/<agent>/mean` is the mean score of all verdicts on the agent, from 0 to 1, `count` their
     number, and `failed` the number of calls without a readable one.
@@ -74,7 +76,7 @@ def rollout_metrics(
         calls' weights lag behind
     """
     good = [episode for episode in episodes if episode.fault is None]
-    calls = [call for episode in good for call in episode.calls]
+    calls = [call for episode in good for call in episode.calls if not call.replayed]
     metrics = _episode_metrics(episodes, good) | _fault_metrics(episodes)
     names = [agent.name for agent in workflow.agents] if workflow else list(dict.fromkeys(call.agent for call in calls))
     with_tools = {agent.name for agent in workflow.agents if agent.tools} if workflow else set()
@@ -147,8 +149,9 @@ def _episode_metrics(episodes: Sequence[Episode], good: Sequence[Episode]) -> di
             infos.setdefault(key, []).append(float(value))
     for key, values in infos.items():
         metrics |= _stats(f"info/{key}", values)
-    metrics["tokens/prompt"] = sum(len(call.prompt_ids) for e in good for call in e.all_calls)
-    metrics["tokens/sampled"] = sum(sum(call.response_mask) for e in good for call in e.all_calls)
+    sampled = [call for e in good for call in e.all_calls if not call.replayed]
+    metrics["tokens/prompt"] = sum(len(call.prompt_ids) for call in sampled)
+    metrics["tokens/sampled"] = sum(sum(call.response_mask) for call in sampled)
     return metrics
 
 

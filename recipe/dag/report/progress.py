@@ -50,6 +50,7 @@ class Progress(Activity):
         """Count a finished episode, with or without a fault."""
         with self._lock:
             self.done += 1
+            self.total += episode.forked is not None  # an episode's forks are known when it has ended
             self.faults += episode.fault is not None
             self._last = time.monotonic()
 

@@ -251,6 +251,8 @@ def check_samples(run: DictConfig, workflow: Workflow) -> None:
                 f"algorithm.estimator: {workflow.algorithm.estimator}: pairs need two answers to one prompt; set "
                 "actor_rollout_ref.rollout.n to at least 2, or give a node `candidates`"
             )
+    elif workflow.algorithm.forks is not None:
+        return  # an episode is compared with its forks
     elif workflow.algorithm.team_value is not None or workflow.algorithm.grouping and _is_alone_in_groups(workflow):
         raise UserError(
             f"algorithm.estimator: {workflow.algorithm.estimator} needs at least 2 episodes per sample; set "

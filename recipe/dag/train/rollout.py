@@ -57,6 +57,7 @@ async def roll_out(
             n,
             step=step,
             validate=validate,
+            forked=not validate,
             max_in_flight=episodes_at_once(config),
             earlier=earlier,
             on_done=done,

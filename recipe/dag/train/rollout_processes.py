@@ -133,7 +133,13 @@ class RolloutProcesses:
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"a process that runs episodes died ({reason}); {ADVICE}") from error
         skip = options.get("skip", ())
-        return [arrived[uid, index].pop(0) for _, uid in samples for index in range(n) if (uid, index) not in skip]
+        episodes = []
+        for _, uid in samples:
+            for index in (index for index in range(n) if (uid, index) not in skip):
+                episodes.append(arrived[uid, index].pop(0))
+                while arrived.get((uid, index := index + n)):  # its forks
+                    episodes.append(arrived[uid, index].pop(0))
+        return episodes
 
     async def _follow(
         self, worker: Any, workflow: Workflow, samples: Samples, n: int, options: dict, receive: Callable

@@ -154,6 +154,8 @@ class Call:
     """The score of a candidate; None if it could not be scored."""
     parent_score: float | None = None
     """The score of the candidate that was kept last before this one was generated; None for the first ones."""
+    replayed: bool = False
+    """True if it repeats a call of the episode that this one was forked from, and was not sampled again."""
 
     @property
     def conversation(self) -> list[dict[str, Any]]:
@@ -267,6 +269,9 @@ class Episode:
     before_group: dict[str, Any] | None = None
     """The outcome, the info and the calls' rewards that it had before its group was scored; None if nothing scores
     groups."""
+    forked: dict[str, Any] | None = None
+    """Of a fork in training: `from`, the index of the episode that it repeats, and `at`, the address of the call that
+    was sampled again; None for other episodes."""
 
     @property
     def all_calls(self) -> list[Call]:

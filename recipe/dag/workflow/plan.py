@@ -122,6 +122,8 @@ class Plan(Frozen):
     training_derived: bool
     max_generated_tokens: int
     """Maximum per episode, without prompts, whose length depends on the data."""
+    max_forks: int
+    """Maximum number of times that a part of a training episode is played again (`counterfactual`)."""
     memory: tuple[PolicyMemory, ...] = ()
     gpus: tuple[PoolMemory, ...] = ()
     sharing: tuple[str, ...] = ()
@@ -172,7 +174,14 @@ def make_plan(workflow: Workflow) -> Plan:
         training=_levels(training),
         training_derived=any(is_derived(node.id) for node in training),
         max_generated_tokens=sum(agent.max_generated_tokens for agent in agents),
+        max_forks=_max_forks(workflow, agents),
     )
+
+
+def _max_forks(workflow: Workflow, agents: tuple[PlannedAgent, ...]) -> int:
+    forks, trained = workflow.algorithm.forks, workflow.trained_policies()
+    moves = sum(agent.moves for agent in agents if agent.policy in trained)
+    return forks.most(moves * workflow.episode.max_turns) if forks is not None else 0
 
 
 def _outside_loss(algorithm: Algorithm) -> tuple[str, ...]:

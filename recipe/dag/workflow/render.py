@@ -44,6 +44,9 @@ def to_text(plan: Plan) -> str:
     budget = [(f"agent {agent.name}", agent.max_generated_tokens, _product(plan, agent)) for agent in plan.agents]
     budget += [(f"policy {policy.name}", policy.max_generated_tokens, "") for policy in plan.policies]
     budget += [("total", plan.max_generated_tokens, "")]
+    if plan.max_forks:
+        with_forks = plan.max_generated_tokens * (1 + plan.max_forks)
+        budget += [("with forks", with_forks, f"up to {plan.max_forks} forks, which repeat what precedes the fork")]
     lines += _table(None, [[name, f"{tokens:,}", how] for name, tokens, how in budget])
     lines += _states_table(plan.memory) if plan.memory else []
     lines += ["", *plan.choices, *_gpu_table(plan.gpus)] if plan.gpus else []

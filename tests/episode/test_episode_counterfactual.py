@@ -1,0 +1,160 @@
+"""Episodes and their forks, and what `counterfactual` makes of them, compared with the enumeration of a game."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from itertools import product
+from math import prod
+
+import pytest
+
+from recipe.dag.algorithms.catalogue import make_algorithm
+from recipe.dag.algorithms.estimate import estimate
+from recipe.dag.core.errors import ModelServerFault
+from recipe.dag.episode.batch import run_batch
+from recipe.dag.episode.rows import rows_of
+from recipe.dag.report.metrics import rollout_metrics
+from tests.episode.conftest import Client, Tool
+
+PAY = """
+PAYOFF = {PAYOFF}
+def pay(episode):
+    first, second, beside = (next(c.text for c in episode.calls if c.node == node) for node in ("x", "y", "z"))
+    return {{call.agent: [PAYOFF[first + second + beside]] for call in episode.calls}}
+"""
+NODES = [
+    {"id": "x"},
+    {"id": "y", "agent": "agent1", "after": ["x"]},
+    {"id": "z", "agent": "agent2"},
+    {"id": "pay", "reward": "pay.py:pay", "after": ["y", "z"]},
+]
+"""y answers x, z speaks beside them."""
+PAYOFF = {"".join(key): value for key, value in zip(product("ab", repeat=3), (3, -1, 7, 2, 0, 5, -4, 1), strict=True)}
+CHANCE = {"x": 0.3, "ya": 0.8, "yb": 0.45, "z": 0.6}
+"""The probability of the answer a: of x, of y after a and after b, and of z."""
+
+
+def p(decision: str, answer: str) -> float:
+    return CHANCE[decision] if answer == "a" else 1 - CHANCE[decision]
+
+
+def q(node: str, x: str, y: str, z: str) -> float:
+    """The expected payoff of a joint action in which what comes after `node` is sampled again."""
+    return sum(p("y" + x, later) * PAYOFF[x + later + z] for later in "ab") if node == "x" else PAYOFF[x + y + z]
+
+
+def exact(node: str, x: str, y: str, z: str) -> float:
+    """The marginal value of a node's answer in the context of the others."""
+    said, chance = {"x": x, "y": y, "z": z}, {"x": "x", "y": "y" + x, "z": "z"}[node]
+    others = (q(node, **said | {node: other}) * p(chance, other) for other in "ab")
+    return q(node, x, y, z) - sum(others)
+
+
+def game(world, **options):
+    algorithm = make_algorithm("counterfactual", **options)
+    return world.workflow(NODES, files={"pay.py": PAY.format(PAYOFF=PAYOFF)}, algorithm=algorithm)
+
+
+def played(world, flow, client, n=1, tools=(), **options):
+    """The episodes of a step of one sample, and their rows."""
+    runner = world.runner(flow, client, tools)
+    episodes = asyncio.run(run_batch(runner, [(world.sample(), "u")], n, step=0, forked=True, **options))
+    trainable = rows_of(episodes, unscored=flow.algorithm.unscored_scope, keep_unsampled_rewarded=True)
+    return episodes, trainable
+
+
+def test_the_expected_advantage_is_the_marginal_value_of_brute_force(world):
+    """All answers of an episode and its three forks, weighted by their probabilities."""
+    flow, answers = game(world, alternatives=2), {}
+    runner_client = Client(lambda prompt, sampling, request: answers[tuple(request.split("-")[1:])])
+    asked = [("0", "agent0"), ("0", "agent1"), ("0", "agent2")]  # the episode, then the forks at x, y and z
+    asked += [("1", "agent0"), ("1", "agent1"), ("2", "agent1"), ("3", "agent2")]
+    weights, sums = defaultdict(float), defaultdict(float)
+    for letters in product("ab", repeat=len(asked)):
+        answers.clear()
+        answers.update(zip(asked, letters, strict=True))
+        episodes, rows = played(world, flow, runner_client)
+        chance = prod(
+            p("y" + episode.calls[0].text if call.node == "y" else call.node, call.text)
+            for episode in episodes
+            for call in episode.calls
+            if not call.replayed
+        )
+        for row, tokens in zip(rows, estimate(flow.algorithm, rows)[0], strict=True):
+            if not any(row.response_mask):
+                continue
+            said = {call.node: call.text for call in episodes[row.episode].calls}
+            node = row.calls[0].node
+            key = (node, *(said[name] if name != "y" or node != "x" else "" for name in "xyz"))
+            weights[key] += chance
+            sums[key] += chance * tokens[0].item()
+    assert len(weights) == 4 + 8 + 8
+    for key, weight in weights.items():
+        assert sums[key] / weight == pytest.approx(exact(*key), abs=1e-6), key
+
+
+def test_a_fork_repeats_what_it_does_not_change_and_learns_from_its_own_call(world):
+    client = Client(lambda prompt, sampling, request: "ab"[sampling["seed"] % 2])
+    flow = game(world, alternatives=3)
+    ended = []
+    episodes, rows = played(world, flow, client, n=2, on_done=ended.append)
+    assert [(e.index, e.forked and (e.forked["from"], e.forked["at"])) for e in episodes[:7]] == [
+        (0, None), (2, (0, "x")), (4, (0, "x")), (6, (0, "y")), (8, (0, "y")), (10, (0, "z")), (12, (0, "z")),
+    ]  # fmt: skip
+    assert [e.index for e in episodes[7:]] == [1, 3, 5, 7, 9, 11, 13] and len(ended) == 14
+    for episode in episodes:
+        sampled = [call.node for call in episode.calls if not call.replayed]
+        at = episode.forked["at"] if episode.forked else None
+        assert sampled == {None: ["x", "y", "z"], "x": ["x", "y"], "y": ["y"], "z": ["z"]}[at]
+        assert [call.node for call in episode.calls if call.train] == ([at] if at else ["x", "y", "z"])
+    assert sorted((row.trunk, row.episode) for row in rows if any(row.response_mask) and row.trunk is not None) == [
+        (trunk, trunk + 2 * number) for trunk in (0, 1) for number in range(1, 7)
+    ]
+    assert len(client.requests) == len({sampling["seed"] for _, _, sampling in client.requests}) == 2 * (3 + 4 + 2 + 2)
+    metrics = rollout_metrics(episodes, flow)
+    assert metrics["tokens/sampled"] == 2 * len(client.requests), "a letter and the end of the turn; no call twice"
+    again, _ = played(world, flow, Client(client.script), n=2)
+    assert [[call.text for call in e.calls] for e in again] == [[call.text for call in e.calls] for e in episodes]
+
+
+def test_a_bound_on_decisions_draws_them_by_lot_and_validation_has_no_forks(world):
+    flow = game(world, alternatives=2, decisions=1)
+    episodes, _ = played(world, flow, Client(lambda *_: "a"), n=24)
+    forked = [episode.forked["at"] for episode in episodes if episode.forked]
+    assert len(forked) == 24 and set(forked) == {"x", "y", "z"}
+    runner = world.runner(flow, Client(lambda *_: "a"))
+    assert len(asyncio.run(run_batch(runner, [(world.sample(), "u")], 2, step=0))) == 2
+
+
+def test_a_fork_that_fails_is_no_reward(world):
+    """Its alternative is missing, and the others are compared without it."""
+
+    def answer(prompt, sampling, request):
+        if request == "u-1-agent0":
+            raise ModelServerFault("the server is gone")
+        return {"u-0-agent0": "a", "u-2-agent0": "b"}.get(request, "a")
+
+    flow = game(world, alternatives=3)
+    episodes, rows = played(world, flow, Client(answer))
+    assert [episode.index for episode in episodes if episode.fault] == [1]
+    advantages = estimate(flow.algorithm, rows)[0]
+    of_x = {r.episode: a[0].item() for r, a in zip(rows, advantages, strict=True) if r.calls[0].node == "x" and len(a)}
+    assert of_x == {0: PAYOFF["aaa"] - PAYOFF["baa"], 2: PAYOFF["baa"] - PAYOFF["aaa"]}
+
+
+def test_a_tool_that_does_not_repeat_its_results_masks_the_fork(world):
+    def answer(prompt, sampling, request):
+        if "tool_response" in prompt or "agent1" in request:
+            return "a"
+        return '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+
+    results, agents = [], [{"tools": ["look"], "tool_loop": {}}, {}]
+    nodes = [{"id": "use"}, {"id": "read", "agent": "agent1", "after": ["use"]}]
+    algorithm = make_algorithm("counterfactual", alternatives=2)
+    flow = world.workflow(nodes, agents=agents, algorithm=algorithm, episode={"retries": 1, "max_masked": 1.0})
+    tool = Tool("look", lambda arguments, state: results.append(1) or str(len(results)))
+    episodes, _ = played(world, flow, Client(answer), tools=[tool])
+    assert [episode.fault is None for episode in episodes] == [True, True, False]
+    assert "node use: has another prompt than in the record" in episodes[2].fault["message"]
+    assert len(results) == 4, "the episode, its fork at `use`, and two attempts of the fork at `read`"
