@@ -50,6 +50,47 @@ def test_policies_with_a_shared_critic_take_turns_and_go_on_after_a_checkpoint(m
     goes_on_from(first, material, tmp_path, metrics)
 
 
+FORKED = """
+dag_id: forked
+agents:
+  - {name: first, policy: main, sampling: {max_tokens: 6}}
+  - {name: second, policy: main, sampling: {max_tokens: 6}}
+policies:
+  main: {model: {path: "${oc.env:MODEL_PATH}"}}
+algorithm: {estimator: counterfactual, alternatives: 3}
+nodes:
+  - {id: one, agent: first}
+  - {id: two, agent: second, after: one}
+  - {id: reward, reward: score.py:score, after: two}
+"""
+SAID = """
+def score(episode):
+    said = "".join(call.text for call in episode.calls)
+    return {"first": len(set(said)) / 10, "second": len(set(said)) / 10}
+"""
+
+
+def test_episodes_are_forked_and_go_on_after_a_checkpoint(material, tmp_path):
+    metrics, out = two_steps(material, tmp_path, FORKED, SAID, "actor_rollout_ref.rollout.n=1")
+
+    assert [metrics[step]["episode/count"] for step in (1, 2)] == [4 * (1 + 4)] * 2
+    assert metrics[1]["policy/main/grad_norm"] > 0 and metrics[1]["train/rows"] == 4 * (2 + 4)
+    trunk, *forks = [episode for episode in episodes_of(out) if episode["step"] == 1][:5]
+    assert trunk["forked"] is None and [fork["index"] for fork in forks] == [1, 2, 3, 4]
+    assert [fork["forked"] for fork in forks] == [{"from": 0, "at": at} for at in ("one", "one", "two", "two")]
+    for fork in forks:
+        repeated = fork["forked"]["at"] == "two"
+        first, second = fork["calls"]
+        assert (first["replayed"], second["replayed"]) == (repeated, False)
+        assert (first["advantage"] is None, second["advantage"] is None) == (repeated, not repeated)
+    for at in (0, 1):
+        alternatives = [trunk, *(fork for fork in forks if fork["forked"]["at"] == ("one", "two")[at])]
+        advantages = [episode["calls"][at]["advantage"] for episode in alternatives]
+        earned = [episode["calls"][at]["reward"] for episode in alternatives]
+        assert advantages == pytest.approx([own - (sum(earned) - own) / 2 for own in earned], abs=1e-6)
+    goes_on_from(out / "checkpoints" / "global_step_1", material, tmp_path, metrics, "actor_rollout_ref.rollout.n=1")
+
+
 MIXED = """
 dag_id: mixed
 agents:

@@ -72,6 +72,14 @@ def test_a_page_has_every_call_once_and_its_text_where_the_index_says(run, tmp_p
     assert parts["index"]["metrics"] == {"steps": [1, 2], "series": {"episode/accuracy": [0.5] * 2, "loss": [None] * 2}}
 
 
+def test_a_fork_of_training_says_what_it_repeats(run):
+    record = run.records[0] | {"forked": {"from": 0, "at": "b"}}
+    record["calls"] = [record["calls"][0] | {"replayed": True}, *record["calls"][1:]]
+    (entry,) = payload_of(run, [record]).index["episodes"]
+    assert entry["forked"] == "fork of 0 at b"
+    assert [call.get("replayed", False) for call in entry["calls"]] == [True, False]
+
+
 def test_nothing_of_a_record_is_markup_and_nothing_is_loaded(run):
     parser = Parser()
     page = page_of([parts_of(run)]).decode()

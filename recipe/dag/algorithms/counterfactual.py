@@ -51,6 +51,9 @@ class Counterfactual(Grpo):
             if getattr(self, name) is not None:
                 message = "needs every call of an episode in the loss, and of a fork one is; remove it"
                 yield facts.problem(("algorithm", name), message, key=True)
+        if self.kl_reward_coef > 0:
+            message = "only one call of a fork would pay the KL, and all calls of its episode; use `kl_loss_coef`"
+            yield facts.problem(("algorithm", "kl_reward_coef"), message, key=True)
         if facts.drops_turns:
             message = "decisions of all turns are compared; write `all`"
             yield facts.problem(("episode", "train_turns"), message)

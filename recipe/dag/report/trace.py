@@ -102,7 +102,9 @@ def _title(record: Mapping[str, Any]) -> str:
 
 
 def _episode(record: Mapping[str, Any]) -> str:
-    return f"sample {record['uid']}, episode {record['index']}"
+    fork = record.get("forked")
+    of = f" (a fork of {fork['from']} at {fork['at']})" if fork else ""
+    return f"sample {record['uid']}, episode {record['index']}{of}"
 
 
 def _problem(record: Mapping[str, Any], shown: _Shown) -> Panel:

@@ -19,7 +19,7 @@ PROBLEM = 2000
 DIGITS = 4
 """Decimals of log-probs and other numbers per token."""
 CALL = ("node", "agent", "policy", "turn", "round", "reward", "advantage", "seconds", "generation_seconds")
-FLAGS = ("done", "unscored", "candidate", "candidates", "score", "generations", "usage")
+FLAGS = ("done", "unscored", "candidate", "candidates", "score", "generations", "usage", "replayed")
 """Fields of a call that are in the index only where they say something."""
 TOOL = ("name", "status", "start_seconds", "seconds", "waited")
 NOT_SHOWN = ("prompt_ids", "prompt_text")
@@ -126,6 +126,8 @@ def _entry(record: Mapping[str, Any], key: tuple[Any, str]) -> dict[str, Any]:
     entry |= {name: record.get(name) for name in ("outcome", "seconds", "turns", "ended_by", "attempts")}
     if record.get("fault"):
         entry["fault"] = str(record["fault"].get("boundary", "fault"))
+    if fork := record.get("forked"):
+        entry["forked"] = f"fork of {fork['from']} at {fork['at']}"
     entry["skips"] = [[skip["node"], skip["turn"], skip["round"]] for skip in record.get("skips") or ()]
     kept = len(record["calls"])
     entry["calls"] = [_numbers(call, dropped=number >= kept) for number, call in enumerate(_calls(record))]

@@ -23,6 +23,7 @@
  * @property {boolean} [done]
  * @property {boolean} [dropped]  a candidate that was not kept, or the call that judged it
  * @property {boolean} [untrained]
+ * @property {boolean} [replayed]  repeats the episode that this one was forked from
  * @property {boolean} [unscored]
  * @property {number} [candidate]
  * @property {number} [candidates]
@@ -40,6 +41,7 @@
  * @property {number} attempts
  * @property {string} ended_by
  * @property {string} [fault]
+ * @property {string} [forked]  what it is a fork of, in training
  * @property {[string, number, number][]} skips  node, turn, round
  * @property {CallNumbers[]} calls
  * @property {number} run  place of its run on the page

@@ -60,6 +60,7 @@ function Head({ call, most, open, toggle, detail }) {
     call.turn && `turn ${call.turn}`,
     call.round && `round ${call.round}`,
     call.dropped && "not kept",
+    call.replayed && "repeated",
     call.done && "ended the episode",
   ];
   return html`<button class="call-head" aria-expanded=${open} title=${describe(call)} onClick=${toggle}>
@@ -89,6 +90,7 @@ function About({ model, episode, detail }) {
     ["seconds", seconds(episode.seconds)],
     ["turns", episode.turns],
     ["ended by", episode.ended_by || "a fault"],
+    ["forked", episode.forked],
     ["attempts", episode.attempts > 1 && episode.attempts],
     ["ground truth", excerpt(problem.truth, 300)],
     ["data", excerpt(problem.source, 60)],

@@ -73,6 +73,7 @@ function Siblings({ model, group, details }) {
 /** @param {{episode: Episode}} props */
 function SiblingHead({ episode }) {
   return html`<th><${Link} to=${{ screen: "episode", ...whereOf(episode) }}>episode ${episode.index}<//>
+    ${episode.forked && html`<small>${visible(episode.forked)}</small>`}
     <${Outcome} episode=${episode} />
     <span title="sum of its calls' rewards">${signed(rewardOf(episode))}</span></th>`;
 }
