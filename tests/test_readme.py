@@ -64,6 +64,7 @@ test_shipped.py::test_every_arm_of_a_study_starts_a_run_that_passes_all_checks: 
   verl-dag study examples/studies/estimators.yaml
   verl-dag study examples/studies/coach_mathchat.yaml
   verl-dag study examples/games/studies/played_anti_coordination.yaml
+  verl-dag study examples/games/studies/played_lottery.yaml
 examples/test_examples_gallery.py::test_the_model_is_shown_a_servers_tools_and_calls_them: serves until it is stopped
   python examples/gallery/mcp_server.py --port 8765
 examples/test_examples_games.py::test_the_last_arm_of_a_study_is_played_and_measured: takes a minute

@@ -104,6 +104,14 @@ def test_every_player_of_the_additive_game_earns_the_teams_share():
     assert module("hooks").additive(episode, right="ab")["p1"] == [1.0] and episode.outcome == 1.0
 
 
+def test_in_the_lottery_the_last_player_decides_about_forty_times_what_another_one_does():
+    lottery = module("hooks").lottery
+    for gambler, stake in (("a", 10.0), ("b", -10.0), ("", -10.0)):
+        episode = played(0, 1, 0, texts=["a", "a", gambler])
+        assert lottery(episode, right="ab", stake=10.0) == {f"p{i}": [0.5 + stake] for i in range(3)}
+        assert (episode.info["right"], episode.outcome) == (0.5, 0.0)
+
+
 @pytest.mark.parametrize("name", SIZED)
 def test_sized_games_are_valid_workflows(name, sized):
     workflow, size = sized(name), int(name[-1])

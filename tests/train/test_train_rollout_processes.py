@@ -429,3 +429,23 @@ def test_groups_are_scored_whole_whatever_the_number_of_processes(many, tmp_path
     assert [episode.index for episode in rest] == [2] * 5
     found = sorted([*first, *rest], key=lambda episode: (episode.uid, episode.index))
     assert plain(found) == plain(alone) and found[0].calls[0].reward == 3.0
+
+
+def test_forks_follow_their_episode_whatever_the_number_of_processes(many, flow, tmp_path):
+    algorithm = "algorithm: {estimator: counterfactual, alternatives: 2}\n"
+    (tmp_path / "forked.yaml").write_text(FLOW.replace(", frozen: true", "") + algorithm)
+    forked = load_workflow(tmp_path / "forked.yaml")
+
+    async def main():
+        processes = many(3)
+        runner = EpisodeRunner(forked, processes._endpoints, {}, seed=7)
+        spread = SpreadRunner(runner, forked, processes, 3)
+        found = await spread.run_batch(samples(4), 2, step=0, forked=True)
+        return found, await run_batch(runner, samples(4), 2, step=0, forked=True)
+
+    found, alone = asyncio.run(main())
+    assert [(episode.uid, episode.index) for episode in found[:7]] == [
+        *(("u0", k) for k in (0, 2, 4, 1, 3, 5)),
+        ("u1", 0),
+    ]
+    assert plain(found) == plain(alone) and found[1].forked == {"from": 0, "at": "ask"}

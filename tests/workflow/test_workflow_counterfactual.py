@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from omegaconf import OmegaConf
 
 from recipe.dag.core.problem import WorkflowError
+from recipe.dag.settings.effects import check_samples
 from recipe.dag.workflow.plan import make_plan
 from recipe.dag.workflow.render import to_text
 
@@ -38,6 +40,10 @@ def test_the_plan_bounds_the_forks(load):
     assert f"{19 * plan.max_generated_tokens:,}  up to 18 forks" in line
     assert make_plan(load(OPTIONS="decisions: 4, alternatives: 2")).max_forks == 4
     assert make_plan(load(OPTIONS="decisions: 99, alternatives: 2")).max_forks == 6
+
+
+def test_one_episode_per_sample_is_enough(load):
+    check_samples(OmegaConf.create({"workflow": "w", "actor_rollout_ref": {"rollout": {"n": 1}}}), load())
 
 
 @pytest.mark.parametrize(

@@ -86,10 +86,10 @@ async def play_batch(
     skip: Collection[tuple[str, int]] = (),
     on_done: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
-    """Return n episodes of each (sample, uid): all of the first sample, then all of the second. `on_done` is called on
-    the loop whenever an episode ends. Episodes whose (uid, index) is in `skip` are left out. `forked`: the forks that
-    the algorithm asks for follow their episode `index`, and have the indices index + n, index + 2n, and so on. Raises
-    UserError for an error of the user's code."""
+    """Return n episodes of each (sample, uid): all of the first sample, then all of the second. `forked`: behind each
+    episode `index` its forks that the algorithm asks for, with the indices index + n, index + 2n, and so on. `on_done`
+    is called on the loop for each episode when it and its forks have ended. Episodes whose (uid, index) is in `skip`
+    are left out. Raises UserError for an error of the user's code."""
     in_flight = asyncio.Semaphore(max_in_flight)
 
     async def run_all(sample: dict[str, Any], uid: str, index: int) -> list[Episode]:
@@ -100,8 +100,9 @@ async def play_batch(
         trunk = await run_one(0)
         forks = runner.forks_of(trunk, step=step) if forked else []
         episodes = [trunk, *await together(run_one(number, fork) for number, fork in enumerate(forks, 1))]
-        for episode in episodes if on_done is not None else ():  # who is told of the trunk may change its lists
-            on_done(episode)
+        if on_done is not None:  # after the forks, since a worker ships what has ended, and the forks repeat it
+            for episode in episodes:
+                on_done(episode)
         return episodes
 
     with watched(asyncio.get_running_loop(), "all episodes"), rare_collections():

@@ -168,7 +168,7 @@ def _row(episode: Episode, call: Call, position: int, *, step: int, learns: bool
         rollout_log_probs=list(call.rollout_log_probs),
         calls=(recorded,),
         temperature=call.temperature,
-        trunk=episode.forked and episode.forked["from"],
+        trunk=episode.forked["from"] if episode.forked else None,
     )
 
 
