@@ -158,3 +158,35 @@ def test_a_tool_that_does_not_repeat_its_results_masks_the_fork(world):
     assert [episode.fault is None for episode in episodes] == [True, True, False]
     assert "node use: has another prompt than in the record" in episodes[2].fault["message"]
     assert len(results) == 4, "the episode, its fork at `use`, and two attempts of the fork at `read`"
+
+
+ENV = """
+class Count:
+    def reset(self):
+        self.said = []
+        return "start"
+    def step(self, actions, ground_truth):
+        self.said += actions
+        return f"said {' '.join(self.said)}", float(self.said[-1]), len(self.said) == 3, {}
+"""
+
+
+def test_the_env_is_stepped_again_and_earlier_rewards_cancel(world):
+    nodes = [{"id": "play", "env": "count.py:Count", "sees_env": True, "env_pays": True}]
+    algorithm = make_algorithm("counterfactual", alternatives=2)
+    flow = world.workflow(nodes, files={"count.py": ENV}, algorithm=algorithm, episode={"max_turns": 4})
+    episodes, rows = played(world, flow, Client(lambda prompt, sampling, request: str(sampling["seed"] % 10)))
+    trunk, *forks = episodes
+    assert [fork.forked["at"] for fork in forks] == ["play", "play.1", "play.2"]
+    said = [[float(call.text) for call in episode.calls] for episode in episodes]
+    for turn, fork in enumerate(forks):
+        assert said[1 + turn][:turn] == said[0][:turn] and said[1 + turn][turn:] != said[0][turn:]
+        assert [call.reward for call in fork.calls] == said[1 + turn]
+        assert fork.calls[turn].observation == trunk.calls[turn].observation
+    found = {
+        (row.episode, row.calls[0].turn): tokens[0].item()
+        for row, tokens in zip(rows, estimate(flow.algorithm, rows)[0], strict=True)
+        if any(row.response_mask)
+    }
+    gains = [sum(said[0]) - sum(other) for other in said[1:]]
+    assert found == {(0, t): gain for t, gain in enumerate(gains)} | {(1 + t, t): -gain for t, gain in enumerate(gains)}
