@@ -156,7 +156,7 @@ def test_a_tool_that_does_not_repeat_its_results_masks_the_fork(world):
     tool = Tool("look", lambda arguments, state: results.append(1) or str(len(results)))
     episodes, _ = played(world, flow, Client(answer), tools=[tool])
     assert [episode.fault is None for episode in episodes] == [True, True, False]
-    assert "node use: has another prompt than in the record" in episodes[2].fault["message"]
+    assert "node use: has another prompt or answer than in the episode" in episodes[2].fault["message"]
     assert len(results) == 4, "the episode, its fork at `use`, and two attempts of the fork at `read`"
 
 
@@ -190,3 +190,52 @@ def test_the_env_is_stepped_again_and_earlier_rewards_cancel(world):
     }
     gains = [sum(said[0]) - sum(other) for other in said[1:]]
     assert found == {(0, t): gain for t, gain in enumerate(gains)} | {(1 + t, t): -gain for t, gain in enumerate(gains)}
+
+
+MOODY = """
+import itertools
+count = itertools.count()
+class Moody:
+    def reset(self):
+        return f"mood {next(count)}"
+    def step(self, actions, ground_truth):
+        return "", 0.0, True, {}
+"""
+TALKATIVE = """
+from recipe.dag.types.context import Output
+count = []
+def post_process(tokenizer, prompt_ids, response_ids, *, context):
+    count.append(1)
+    return Output(text=f"{context.call.text} {len(count)}")
+"""
+
+
+@pytest.mark.parametrize("case", ["env", "skipped", "parse"])
+def test_a_fork_in_another_context_is_not_compared(world, case):
+    """The observation, the failure or the text that the decision is shown is not that of the episode."""
+    nodes = [{"id": "before", "agent": "agent1"}, {"id": "at", "after": ["before"]}]
+    agents, tools = [{}, {"policy": "fixed"}], []
+    if case == "env":
+        nodes[1] |= {"env": "moody.py:Moody", "sees_env": True}
+    elif case == "parse":
+        nodes[0] |= {"hooks": "talkative.py"}
+    else:
+        agents[1] |= {"tools": ["look"], "tool_loop": {}, "on_failure": "skip"}
+        tools = [Tool("look", lambda arguments, state, runs=[]: runs.append(1) or str(len(runs)))]
+
+    def answer(prompt, sampling, request):
+        if case == "skipped" and "agent1" in request and "tool_response" not in prompt:
+            return '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+        return "a"
+
+    flow = world.workflow(
+        nodes,
+        agents=agents,
+        files={"moody.py": MOODY, "talkative.py": TALKATIVE},
+        policies={"main": {"model": {"path": "m"}}, "fixed": {"model": {"path": "m"}, "frozen": True}},
+        algorithm=make_algorithm("counterfactual", alternatives=2),
+        episode={"retries": 0, "max_masked": 1.0},
+    )
+    episodes, _ = played(world, flow, Client(answer), tools=tools)
+    trunk, fork = episodes
+    assert trunk.fault is None and "does not repeat its results" in fork.fault["message"]

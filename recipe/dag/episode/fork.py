@@ -40,8 +40,8 @@ class Fork:
     """Answers one by one as in a call of another episode, whatever was asked."""
     draw: int = 0
     """0: what is sampled has the seeds of the recorded episode. Each other number gives other seeds."""
-    trunk: int | None = None
-    """In training: the index of the recorded episode, with whose answer at `at` the fork's is compared."""
+    trunk: Episode | None = None
+    """In training: the recorded episode, with whose answer at `at` the fork's is compared."""
     at: Slot | None = None
 
     def silence(self, call: Call) -> str | None:
@@ -87,22 +87,37 @@ class Fork:
         """Let a fork in training say what it repeats, and be trained on in the call at the fork alone."""
         if self.trunk is None or self.at is None:
             return
-        episode.forked = {"from": self.trunk, "at": name_of(self.at)}
+        episode.forked = {"from": self.trunk.index, "at": name_of(self.at)}
         for call in episode.calls:
             recorded = self.recorded.get(key_of(call))
             call.replayed = recorded is not None and _said(recorded) == _said(call)
             call.train = call.train and key_of(call)[:3] == self.at
 
+    def check(self, episode: Episode) -> None:
+        """Raise Fault if a fork in training has another context than the answer that it is compared with."""
+        if self.trunk is None:
+            return
+        now, recorded = ({key_of(call): call for call in one.calls} for one in (episode, self.trunk))
+        for key, call in recorded.items():
+            if key in self.before and (key not in now or _said(now[key]) != _said(call)):
+                self._differs(key)
+            if key[:3] == self.at and (key not in now or now[key].prompt_ids != call.prompt_ids):
+                raise _unrepeated(key)
+
     def _differs(self, key: Key) -> None:
         if key not in self.before:
             return
-        problem = f"node {name_of(key[:3])}: has another prompt than in the record: a tool does not repeat its results"
-        if self.trunk is not None:  # nothing has changed since, and the other alternatives can still be compared
-            raise Fault(problem, infra=True)
+        if self.trunk is not None:
+            raise _unrepeated(key)
         raise UserError(
-            f"{problem}, or the workflow's code, its tools or the tokenizer have changed since (launch.json names the "
-            "commit)"
+            f"node {name_of(key[:3])}: has another prompt than in the record: a tool does not repeat its results, "
+            "or the workflow's code, its tools or the tokenizer have changed since (launch.json names the commit)"
         )
+
+
+def _unrepeated(key: Key) -> Fault:
+    problem = "has another prompt or answer than in the episode: a tool, env or hook does not repeat its results"
+    return Fault(f"node {name_of(key[:3])}: {problem}", infra=True)
 
 
 def recorded_calls(
@@ -186,7 +201,8 @@ def key_of(call: Call) -> Key:
 
 
 def _said(call: Call) -> tuple:
-    return call.prompt_ids, call.response_ids, call.messages
+    # a call that failed is repeated without asking for its prompt
+    return call.text, call.response_ids, call.response_ids and call.prompt_ids
 
 
 def answers_of(call: Call) -> list[Generation]:

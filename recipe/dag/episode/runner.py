@@ -129,7 +129,7 @@ class EpisodeRunner:
         drawn = random.Random(f"{self._seed} {step} {trunk.uid} {trunk.index}")
         chosen = sorted(drawn.sample(range(len(own)), min(len(own), forks.decisions or len(own))))
         at = [key_of(own[position])[:3] for position in chosen]
-        repeated = [Fork(*recorded_calls(self._graph, trunk, [slot]), trunk=trunk.index, at=slot) for slot in at]
+        repeated = [Fork(*recorded_calls(self._graph, trunk, [slot]), trunk=trunk, at=slot) for slot in at]
         return [fork for fork in repeated for _ in range(forks.alternatives - 1)]
 
     async def finish(self, episodes: Sequence[Episode], title: str, *, earlier: Sequence[Episode] = ()) -> None:
@@ -154,6 +154,7 @@ class EpisodeRunner:
             with boundary(Fault):
                 async with limited(spec.timeout_s, TimeoutFault, "the episode"):
                     await Rollout(self._graph, self._runners, self._envs, spec, attempt, self._choices).run()
+                    attempt.fork.check(attempt.episode)
                     await score(
                         attempt.episode,
                         self._rewards,
