@@ -7,8 +7,10 @@ import json
 
 import pytest
 
+from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.core.errors import UserError
 from recipe.dag.endpoint.client import PolicyEndpoint
+from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.remote.connect import ApiSpec, Remotes
@@ -384,3 +386,31 @@ def test_a_first_prompt_that_does_not_fit_ends_in_no_tool_call_whatever_was_aske
         (episode,) = play(world, flow(world, server, nodes=nodes, files=files))
     (call,) = episode.calls
     assert (call.stop_reason, call.ended_in_tool_call, episode.info) == ("length", False, {"prompt_too_long": 1})
+
+
+def test_a_fork_repeats_calls_of_an_api_without_requests(world):
+    nodes = [{"id": "advise"}, {"id": "solve", "agent": "agent1", "after": ["advise"]}]
+    with OpenAIServer(lambda body: "Try 4.") as server:
+        api = {"api": {"base_url": server.url, "model": "test", "max_wait_s": 0.02}}
+        workflow = world.workflow(
+            nodes,
+            agents=[{}, {"policy": "own"}],
+            policies={"main": api, "own": {"model": {"path": "m"}}},
+            algorithm=make_algorithm("counterfactual", alternatives=3),
+        )
+
+        async def main():
+            remotes = Remotes(workflow)
+            endpoints = remotes.endpoints | {"own": PolicyEndpoint(world.Client(), world.Tokenizer(), 4096)}
+            runner = EpisodeRunner(workflow, endpoints, {}, seed=0)
+            try:
+                return await run_batch(runner, [(world.sample(), "u")], 1, step=0, forked=True)
+            finally:
+                await remotes.close()
+
+        episodes = asyncio.run(main())
+        assert len(server.requests) == 1
+    assert [episode.fault for episode in episodes] == [None] * 3
+    assert [call.text for episode in episodes for call in episode.calls] == ["Try 4.", "ok"] * 3
+    assert [episode.calls[0].replayed for episode in episodes] == [False, True, True]
+    assert rollout_metrics(episodes, workflow)["policy/main/api/requests"] == 1
