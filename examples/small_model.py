@@ -158,6 +158,8 @@ def convert(gguf: Path, out: Path, *, dtype: str = "float32", tools: bool = Fals
     tokenizer.model_max_length = min(LENGTH, model.config.max_position_embeddings)
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     model.config.update({**ends, "bos_token_id": tokenizer.bos_token_id})
+    if gemma:  # the same positions; SGLang 0.5.12 reads a factor
+        model.config.rope_parameters["full_attention"].update(rope_type="linear", factor=1.0)
     model.generation_config = GenerationConfig(**ends)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)

@@ -78,7 +78,8 @@ def test_an_agent_is_silent_or_swapped_from_its_first_call_on_and_must_have_one(
 
 
 def test_policies_that_are_the_same_at_all_steps_are_started_once(run):
-    _, workflow = reopened.read_launch(run)
+    config, workflow = reopened.read_launch(run)
+    assert config.trainer.total_training_tokens is None, "the record has no such key: it is older"
     assert workflow.policies["main"].model.path == "/models/first", "what MODEL_PATH was"
     ten = reopened.weights_at(run, 10)
     both, names = reopened.with_weights(workflow, [None, ten, None])

@@ -176,6 +176,7 @@ def test_a_gemma_has_its_norms_its_merges_and_a_template_with_turns(tiny_gemma, 
     tokenizer, model = load(tmp_path / "out")
     assert not model.model.norm.weight.any(), "GGUF stores the norms with 1 added, and the model adds 1"
     assert (model.config.model_type, model.config.sliding_window) == ("gemma3_text", 8)
+    assert model.config.rope_parameters["full_attention"]["factor"] == 1.0, "which SGLang 0.5.12 reads"
     assert model.config.tie_word_embeddings
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<end_of_turn>", "<pad>")
     assert model.config.eos_token_id == model.generation_config.eos_token_id == 5

@@ -24,6 +24,7 @@ from recipe.dag.core.interrupt import Interruption
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.report.phases import PHASES
 from recipe.dag.report.run_record import launches
+from recipe.dag.settings.compose import CONFIG_FOLDER, compose_file
 from recipe.dag.train import checkpoint
 from recipe.dag.train.alternation import as_bound
 from recipe.dag.train.fingerprint import Fingerprint
@@ -106,7 +107,8 @@ def read_launch(folder: Path) -> tuple[DictConfig, Workflow]:
         raise UserError(f"{folder}: has no record of a launch in run/; pass the output folder of a run")
     record = records[-1]
     try:
-        config = cast(DictConfig, OmegaConf.load(record / "config.yaml"))
+        defaults = compose_file("dag", (), CONFIG_FOLDER).copy()  # of keys that are newer than the record
+        config = cast(DictConfig, OmegaConf.merge(defaults, OmegaConf.load(record / "config.yaml")))
         file = record / "workflow_resolved.json"
         workflow = Workflow.model_validate_json((file if file.exists() else record / "workflow.json").read_bytes())
         models = json.loads((record / "fingerprint.json").read_bytes())["learned"]["models"]
