@@ -46,8 +46,9 @@ gsm8k/test_gsm8k.py::test_the_script_without_data_says_how_to_make_it: needs a G
 spin/test_spin.py::test_keys_of_verls_recipe_edit_the_workflow: needs a GPU
   bash recipe/spin/run_spin.sh
   SHOW=1 bash recipe/spin/run_spin.sh algorithm.dpo_loss_type=ipo trainer.ref_update_freq=5
-  MODEL_PATH=outputs/gsm8k_smollm2/sft/solver/huggingface DATA_DIR=outputs/gsm8k_smollm2/data bash recipe/spin/run_spin.sh \
-trainer.n_gpus_per_node=1 data.train_batch_size=32 data.max_prompt_length=320 data.max_response_length=32 \
+  MODEL_PATH=outputs/gsm8k_smollm2/sft/solver/huggingface DATA_DIR=outputs/gsm8k_smollm2/data bash \
+recipe/spin/run_spin.sh trainer.n_gpus_per_node=1 data.train_batch_size=32 data.max_prompt_length=320 \
+data.max_response_length=32 \
 workflow.agents.solver.sampling.max_tokens=32 actor_rollout_ref.rollout.n=8 actor_rollout_ref.actor.optim.lr=1.0e-5 \
 actor_rollout_ref.actor.optim.lr_warmup_steps=0 actor_rollout_ref.actor.optim.weight_decay=0.0 \
 trainer.total_training_steps=30 trainer.test_freq=5 validation.n=4

@@ -13,7 +13,7 @@ from recipe.dag.report.journal import Journal
 from recipe.dag.report.run_folder import read_run
 from recipe.dag.report.viewer.graph import graph_of
 from recipe.dag.report.viewer.page import WEB, page_of, read_page, write_page
-from recipe.dag.report.viewer.payload import parts_of
+from recipe.dag.report.viewer.payload import Payload, parts_of
 
 HOSTILE = "</script><script>alert(1)</script><!--\x1b[31m\x00\u202e\ud800]]>"
 
@@ -75,7 +75,9 @@ def test_a_page_has_every_call_once_and_its_text_where_the_index_says(run, tmp_p
 def test_a_fork_of_training_says_what_it_repeats(run):
     record = run.records[0] | {"forked": {"from": 0, "at": "b"}}
     record["calls"] = [record["calls"][0] | {"replayed": True}, *record["calls"][1:]]
-    (entry,) = payload_of(run, [record]).index["episodes"]
+    payload = Payload()
+    payload.add(record, None)
+    (entry,) = payload.episodes
     assert entry["forked"] == "fork of 0 at b"
     assert [call.get("replayed", False) for call in entry["calls"]] == [True, False]
 
