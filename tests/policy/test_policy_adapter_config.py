@@ -178,6 +178,22 @@ def test_a_sync_writes_all_adapters_at_once_before_servers_wake_and_keeps_the_la
     assert [policy.version for policy in policies] == [5, 5] and host.awake
 
 
+def test_an_adapter_whose_write_failed_in_anothers_call_is_not_served(workflow, tiny_model):
+    configs, _ = configured(workflow, tiny_model, "cpu")
+    host, calls = AdapterHost("base", configs["base"], SimpleNamespace(), ()), []
+
+    def write(folders, stale):
+        calls.append(list(folders))
+        raise OSError("the disk is full")
+
+    host.workers = SimpleNamespace(write_adapters=write)
+
+    async def sync():
+        return await asyncio.gather(*[host.write(name, name, []) for name in "ab"], return_exceptions=True)
+
+    assert [str(error) for error in asyncio.run(sync())] == ["the disk is full"] * 2 and calls == [["a", "b"]]
+
+
 def test_every_pass_names_its_adapter():
     calls = []
     passes = [name for name in AdapterWorkers.__dict__ if name.startswith(("compute_", "update_"))]

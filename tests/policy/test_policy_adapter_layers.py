@@ -41,6 +41,16 @@ def test_a_layer_computes_with_its_own_input_in_any_order_of_calls(tiny_model):
         torch.testing.assert_close(*gradients)
 
 
+def test_a_model_may_change_a_result_in_place_and_have_no_rows_for_a_layer(tiny_model):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    install(model, (TrainedAdapter("a", AdapterShape(3, 6.0, ("all-linear",)), {}),), seed=0).name = "a"
+    layers = model.model.layers[0].self_attn
+    for rows in (4, 0):
+        hidden = torch.randn(rows, model.config.hidden_size, requires_grad=True)
+        layers.q_proj(hidden).clamp_(-0.1, 0.1).sum().backward()  # OLMo's clip_qkv
+        assert hidden.grad is not None and hidden.grad.shape == hidden.shape
+
+
 def test_gradients_add_up_over_micro_batches(tiny_model):
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     active = install(model, (TrainedAdapter("a", AdapterShape(3, 6.0, ("all-linear",)), {}),), seed=0)

@@ -39,6 +39,8 @@ class AdapterHost(PolicyRuntime):
         self.awake = False
         self.unwritten: dict[str, tuple[str, list[str]]] = {}
         """Adapter -> the folder of its next write, and those that it removes."""
+        self._writing: asyncio.Task[None] | None = None
+        """Will write what is unwritten."""
         self.collective = asyncio.Lock()
         """Held during calls of the workers with collectives, which all ranks then get in one order."""
 
@@ -64,13 +66,17 @@ class AdapterHost(PolicyRuntime):
         """Write an adapter for the servers, in one call with all that are synced at the same time, and remove the
         folders `stale`."""
         self.unwritten[name] = folder, stale
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_all())
+        await asyncio.shield(self._writing)  # whose error is everybody's
+
+    async def _write_all(self) -> None:
         async with self.collective:
             await asyncio.sleep(0)  # in which the others ask
-            asked, self.unwritten = self.unwritten, {}
-            if asked:
-                folders = {each: folder for each, (folder, _) in asked.items()}
-                removed = [old for _, stale in asked.values() for old in stale]
-                await asyncio.to_thread(self.workers.write_adapters, folders, removed)
+            asked, self.unwritten, self._writing = self.unwritten, {}, None
+            folders = {each: folder for each, (folder, _) in asked.items()}
+            removed = [old for _, stale in asked.values() for old in stale]
+            await asyncio.to_thread(self.workers.write_adapters, folders, removed)
 
     async def serve(self, name: str, version: int, folder: Path) -> None:
         """Let all servers load an adapter from a PEFT folder that their machines see, awake or asleep."""

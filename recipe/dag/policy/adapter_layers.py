@@ -136,8 +136,11 @@ class _Adapted(torch.autograd.Function):
         low = (flat @ joined.T).mul_(scale)
         results = []
         for weight, bias, own, part in zip(w, biases, b, low.split(len(a[0]), 1), strict=True):
-            result = part @ own.T if bias is None else torch.addmm(bias, part, own.T)
-            results.append(result.addmm_(flat, weight.T).view(*hidden.shape[:-1], -1))
+            result = flat.new_empty(*hidden.shape[:-1], len(weight))  # no view: some models change it in place
+            rows = result.view(-1, len(weight))
+            _ = torch.mm(part, own.T, out=rows) if bias is None else torch.addmm(bias, part, own.T, out=rows)
+            rows.addmm_(flat, weight.T)
+            results.append(result)
         ctx.save_for_backward(flat, low, joined, *w, *b)
         ctx.scale = scale
         return tuple(results)
@@ -153,7 +156,7 @@ class _Adapted(torch.autograd.Function):
             of_hidden = of_low @ joined
             for grad, weight in zip(rows, w, strict=True):
                 of_hidden.addmm_(grad, weight)
-            of_hidden = of_hidden.view(*grads[0].shape[:-1], -1)
+            of_hidden = of_hidden.view(*grads[0].shape[:-1], flat.shape[-1])
         of_a = (of_low.T @ flat).split(rank)
         of_b = [grad.T @ part for grad, part in zip(rows, low.split(rank, 1), strict=True)]
         return of_hidden, None, *[each for pair in zip(of_a, of_b, strict=True) for each in (None, None, *pair)]
