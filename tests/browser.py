@@ -120,6 +120,8 @@ async def browser(executable: str) -> AsyncIterator[Any]:
             f"--user-data-dir={folder}",
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
+            # the locale of a container, in which the browser's language is no language tag
+            env=os.environ | {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"},
         )
         try:
             address = Path(folder) / "DevToolsActivePort"
