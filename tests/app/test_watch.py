@@ -139,6 +139,25 @@ def test_a_run_appears_as_it_is_written(tmp_path):
     asyncio.run(main())
 
 
+def test_flags_appear_as_they_are_written(tmp_path):
+    text = "document.querySelector('main').textContent"
+
+    async def main():
+        async with watching(tmp_path, route="#/audit") as (tab, _):
+            await tab.until(f"{text}.includes('No rule has looked')")
+            write(tmp_path, 1).metrics(1, {"hack/many_boxes": 0.0, "hack/any": 0.0})
+            await tab.until(f"{text}.includes('No rule fired. These looked: many_boxes')")
+            journal = Journal(tmp_path)
+            flag = {"rule": "many_boxes", "reason": "4 different boxed answers", "call": 0}
+            journal.episodes(2, [build_episode("2-a", flags=[flag])])
+            await tab.until("document.querySelector('.compared .row a')?.textContent.includes('2-a number 0')")
+            journal.metrics(2, {"hack/many_boxes": 1.0, "hack/any": 1.0})
+            await tab.until("document.querySelector('.legend b')?.textContent === '1'")
+            assert tab.errors == []
+
+    asyncio.run(main())
+
+
 FRAME = "new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
 
 

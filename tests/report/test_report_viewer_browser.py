@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import re
 import shutil
 import subprocess
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from recipe.dag.report.journal import Journal
 from recipe.dag.report.run_folder import read_run
+from recipe.dag.report.starvation import Starvation
 from recipe.dag.report.viewer.page import WEB, write_page
 from recipe.dag.report.viewer.payload import parts_of
 from tests.browser import browser, find
@@ -22,6 +26,7 @@ HOSTILE = f"{MARKUP}\x1b[31mred\x00 \u202eevil\u202c \u200f \ud800 \u05d0\u05d1"
 SHOWN = MARKUP + (
     "\u241b[31mred\u2400 \u27e8202E\u27e9evil\u27e8202C\u27e9 \u27e8200F\u27e9 \u27e8D800\u27e9 \u05d0\u05d1"
 )
+RULE = HOSTILE.replace("\ud800", "")
 LINE = "x" * 1_000_000
 OVERFLOW = "document.documentElement.scrollWidth <= innerWidth"
 
@@ -184,9 +189,9 @@ def test_a_group_says_what_separated_the_solved_from_the_rest(opened):
 @pytest.mark.parametrize(("width", "dark"), [(400, True), (1400, False)])
 def test_no_screen_is_wider_than_the_window(opened, width, dark):
     async def script(tab):
-        for key in "123456":
+        for link, key in enumerate("1234568"):
             await tab.press(key)
-            await tab.until(f"document.querySelectorAll('nav a')[{int(key) - 1}].ariaCurrent === 'true'")
+            await tab.until(f"document.querySelectorAll('nav a')[{link}].ariaCurrent === 'true'")
             await tab.until("document.querySelector('main h1') !== null")
             assert await tab.value(OVERFLOW), key
 
@@ -281,11 +286,74 @@ def test_runs_are_compared_at_equal_tokens_and_problem_by_problem(opened, run, t
         choose = "(one) => { one.value = '1'; one.dispatchEvent(new Event('change')); }"
         await tab.value(f"({choose})(document.querySelector('nav select'))")
         await tab.until("location.hash === '#/2/episode/1/train/1-b/0'")
-        for key, screen in (("3", "#/2/group/1/train/1-b/0"), ("1", "#/2/run/1"), ("8", "#/2/compare")):
+        for key, screen in (("3", "#/2/group/1/train/1-b/0"), ("1", "#/2/run/1"), ("9", "#/2/compare")):
             await tab.press(key)
             await tab.until(f"location.hash === {json.dumps(screen)}")
             assert await tab.value(OVERFLOW), screen
         assert await tab.value("document.title") != "owned"
+        assert await tab.value("document.querySelectorAll('main img, main script').length") == 0
+
+    opened(script, width=width, dark=dark)
+
+
+def _flagged(run):
+    """The run with two flags of hostile texts, and a reward that rises from step to step."""
+
+    def with_flags(record):
+        call = {("1-a", 0): 1, ("2-b", 1): None}.get((record["uid"], record["index"]), -1)
+        names = {1: ["many_boxes"], None: [RULE, "many_boxes"]}.get(call, [])
+        return record | {"flags": [{"rule": name, "reason": HOSTILE, "call": call} for name in names]}
+
+    shares = {"hack/many_boxes": 0.25, f"hack/{RULE}": 0.125, "hack/tool_probe": 0.0, "hack/any": 0.25}
+    metrics = [
+        {"step": step, "episode/accuracy": 0.5, "agent/check/reward/mean": step / 20} | shares for step in range(1, 15)
+    ]
+    return replace(run, records=[with_flags(record) for record in run.records], metrics=metrics)
+
+
+@pytest.mark.parametrize(("width", "dark"), [(400, True), (1400, False)])
+def test_the_audit_leads_from_a_rule_to_the_episodes_and_what_they_were_paid(opened, run, tmp_path, width, dark):
+    file = tmp_path / "audit.html"
+    write_page([_flagged(run)], file)
+
+    async def script(tab):
+        await tab.press("8")
+        await tab.until("document.querySelector('main .empty')?.textContent.includes('report.monitors=all')")
+        await tab.call("Page.navigate", url=f"{file.as_uri()}#/audit")
+        rows = "[...document.querySelectorAll('{} .row:not(.head), {} tbody tr')].map((one) => one.innerText)"
+        rules, listed = (rows.replace("{}", place) for place in (".rules", ".compared"))
+        await tab.until(f"{listed}.length === 2")
+        tab.requests[:] = tab.requests[:1]
+        assert [row.split("\t")[1:] for row in await tab.value(rules)] == [
+            ["2", "0.00", "+0.25", "+0.25", "50 %"],
+            ["1", "\u22121.33", "\u22120.50", "+0.83", "0 %"],
+            ["2", "0.00", "+0.25", "+0.25", "50 %"],
+        ]
+        text = await tab.value("document.querySelector('main').textContent")
+        shown = text.count(SHOWN[: SHOWN.index("evil")])
+        assert shown == 4, "the rule in the table, below the curves and in the list, and a reason"
+        assert "\x1b" not in text and "\u202e" not in text
+        assert "step 10: the reward of check rises and accuracy does not" in text
+        assert "Did not fire: tool_probe" in text and "hack/any" not in text
+        await tab.until("document.querySelectorAll('.uplot').length === 1")
+        assert await tab.value(OVERFLOW) and await tab.value("document.title") != "owned"
+        for keys, address in (
+            ("j", "#/audit/1/train/1-a/0/1"),
+            ("j", "#/audit/2/train/2-b/1"),
+            ("k", "#/audit/1/train/1-a/0/1"),
+            (["Enter"], "#/episode/1/train/1-a/0/1"),
+            ("8", "#/audit/1/train/1-a/0"),
+        ):
+            for key in keys:
+                await tab.press(key)
+            await tab.until(f"location.hash === {json.dumps(address)}")
+        await tab.value("document.querySelectorAll('.rules a')[1].click()")
+        await tab.until(f"{listed}.length === 1")
+        await tab.press("j")
+        await tab.until("location.hash.startsWith('#/audit/2/train/2-b/1//')")
+        await tab.value("document.querySelector('.compared .row a').click()")
+        await tab.until("location.hash === '#/episode/2/train/2-b/1'")
+        await tab.until("document.querySelector('.alarms')?.textContent.includes('flagged')")
         assert await tab.value("document.querySelectorAll('main img, main script').length") == 0
 
     opened(script, width=width, dark=dark)
@@ -297,7 +365,8 @@ const { formatRoute, parseRoute } = await import(URL + "/route.js");
 const { dominance, histogram, trend, wilson } = await import(URL + "/statistics.js");
 const { firstDifference, visible } = await import(URL + "/text.js");
 const { signed } = await import(URL + "/format.js");
-const { alarmsAt } = await import(URL + "/alarms.js");
+const { alarmsAt, unearnedRewards } = await import(URL + "/alarms.js");
+const { flagged, rulesOf } = await import(URL + "/audit.js");
 const { axisOf, curvesOf, shared } = await import(URL + "/compare.js");
 const model = new Model(INDEX);
 const group = model.groupAt({ step: 1, split: "train", uid: "1-a" });
@@ -309,6 +378,8 @@ const metrics = (steps, series) => ({ ...INDEX, metrics: { steps, series } });
 const pair = [metrics([1, 2], { "tokens/sampled": [60, 60], loss: [3, 2] }),
   metrics([0, 1, 2], { "tokens/sampled": [null, 40, 30], loss: [null, 1, null] })].map((one, at) => new Model(one, at));
 const uncounted = new Model(metrics([1, 2, 4], {}), 1);
+const audited = new Model(AUDITED);
+const numbers = ({ episode, paid, others, gain }) => [episode.uid, episode.index, paid, others, gain];
 const odd = { screen: "group", uid: "%/#", split: "t", step: 0 };
 console.log(JSON.stringify({
   kinds: model.matrix("train").rows.map((row) => row.kind),
@@ -316,7 +387,8 @@ console.log(JSON.stringify({
   differences: differences(group),
   above: [aboveSiblings(group, group[0].calls[1], "score"), aboveSiblings([group[0]], group[0].calls[1], "score")],
   mass: [plan.mass, check.mass], signal: [plan.signal, check.signal], agreement: [plan.agreement, check.agreement],
-  route: [formatRoute(parseRoute("#/episode/3/train/a%2Fb/0/2")), parseRoute(formatRoute(odd)).uid],
+  route: [formatRoute(parseRoute("#/episode/3/train/a%2Fb/0/2")), parseRoute(formatRoute(odd)).uid,
+    parseRoute(formatRoute({ column: "\\ud800" })).column],
   dominance: [dominance([2, 3], [1]), dominance([1], [1]), dominance([], [1])],
   histogram: histogram([0, 1, 1, 2], 2), trend: trend([1, 2, 3]), wilson: wilson(0.5, 100).map((one) => one.toFixed(3)),
   difference: [firstDifference(["say one", "say two"]), firstDifference(["same", "same"])],
@@ -324,20 +396,41 @@ console.log(JSON.stringify({
   axis: [axisOf(pair), axisOf([model, uncounted])],
   curves: curvesOf(pair, axisOf(pair), ["loss"]),
   shared: shared(pair, parseRoute("#/compare/70/train")).rows.map((row) => row.cells.map((cell) => cell.step)),
+  flagged: flagged(audited, "many_boxes").map(numbers), none: flagged(audited, "tool_probe"),
+  rules: rulesOf(audited).map(({ rule, rows, shares }) => [rule, rows.length, shares[0]]),
+  unearned: unearnedRewards(NOISY),
   alarms: [alarmsAt(rising, 19).length, alarmsAt(rising, 0)],
 }));
 """
 
 
+def _noisy_metrics() -> list[dict]:
+    """Rewards that rise after they have fallen, once beside an accuracy that has nothing left to learn."""
+    rng = random.Random(0)
+    noise = (rng.gauss(0, 0.1) for _ in iter(int, 1))
+    rises = {step: abs(step % 60 - 30) / 20 for step in range(120)}
+    return [
+        {
+            **{"step": step, "episode/accuracy": 0.95 if step < 60 else 0.5 + next(noise)},
+            **{"agent/check/reward/mean": rises[step] + next(noise), "agent/plan/reward/mean": next(noise)},
+        }
+        for step in range(120)
+    ]
+
+
 def test_what_the_screens_compute(run, tmp_path):
     if shutil.which("node") is None:
         pytest.skip("no node on PATH")
-    index = parts_of(replace(run, records=[one for one in run.records if one["split"] == "train"]))["index"]
+    trained = replace(run, records=[one for one in run.records if one["split"] == "train"])
+    index, audited = parts_of(trained)["index"], parts_of(_flagged(trained))["index"]
+    lines = _noisy_metrics()
+    noisy = parts_of(replace(trained, metrics=lines))["index"]
     modules = tmp_path / "web"
     shutil.copytree(WEB, modules)
     (modules / "package.json").write_text('{"type": "module"}')
     script = tmp_path / "script.mjs"
-    script.write_text(NODE.replace("URL", json.dumps(modules.as_uri())).replace("INDEX", json.dumps(index)))
+    values = {"URL": modules.as_uri(), "INDEX": index, "AUDITED": audited, "NOISY": noisy}
+    script.write_text(re.sub("|".join(values), lambda name: json.dumps(values[name[0]]), NODE))
     done = subprocess.run(["node", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     got = json.loads(done.stdout)
@@ -346,7 +439,7 @@ def test_what_the_screens_compute(run, tmp_path):
     assert difference == {"label": "check: reward of score", "solved": 1, "rest": -1, "effect": 1}
     assert (got["mass"], got["signal"], got["agreement"]) == ([0, 1], [0, 1], [0, 1])
     assert got["above"] == [1, None]
-    assert got["route"] == ["#/episode/3/train/a%2Fb/0/2", "%/#"]
+    assert got["route"] == ["#/episode/3/train/a%2Fb/0/2", "%/#", "\ufffd"]
     assert got["dominance"] == [1, 0, None] and got["histogram"] == {"low": 0, "high": 2, "counts": [1, 3]}
     assert (got["trend"], got["wilson"], got["difference"]) == (None, ["0.404", "0.596"], [4, 0])
     assert got["visible"] == "a\n\u241b\u27e8202E\u27e9" and got["signed"] == ["0.00", "+1.00", "\u22122.00", "\u2013"]
@@ -354,6 +447,16 @@ def test_what_the_screens_compute(run, tmp_path):
     assert got["axis"] == [counted, {"name": "step", "places": [[1, 2], [1, 2, 4]], "limit": 2}]
     assert got["curves"] == {"places": [40, 60, 120], "runs": [[[None, 3, 2]], [[1, None, None]]]}
     assert got["shared"] == [[1, 2], [1, 2]]
+    assert got["flagged"] == [["1-a", 0, 1, pytest.approx(-1 / 3), pytest.approx(4 / 3)]] + [
+        ["2-b", 1, -0.5, pytest.approx(5 / 6), pytest.approx(-4 / 3)]
+    ]
+    assert got["rules"] == [["many_boxes", 2, 0.25], [RULE, 1, 0.125], ["tool_probe", 0, 0.0]] and got["none"] == []
+    starvation = Starvation(SimpleNamespace(agents=[SimpleNamespace(name=n, policy=n) for n in ("plan", "check")]))  # pyright: ignore
+    assert got["unearned"] == [
+        f"step {line['step']}: the reward of {agent} rises and accuracy does not: look at what it is paid for"
+        for line in lines
+        for agent in re.findall("reward of agent (.*) rises", "".join(starvation.lines(line)))
+    ]
     (low,) = got["alarms"][1]
     assert got["alarms"][0] == 1 and "a supplies 1 % of the gradient's tokens" in low
 

@@ -126,6 +126,8 @@ def _entry(record: Mapping[str, Any], key: tuple[Any, str]) -> dict[str, Any]:
     entry |= {name: record.get(name) for name in ("outcome", "seconds", "turns", "ended_by", "attempts")}
     if record.get("fault"):
         entry["fault"] = str(record["fault"].get("boundary", "fault"))
+    if flags := record.get("flags"):
+        entry["flags"] = flags
     if fork := record.get("forked"):
         entry["forked"] = f"fork of {fork['from']} at {fork['at']}"
     entry["skips"] = [[skip["node"], skip["turn"], skip["round"]] for skip in record.get("skips") or ()]

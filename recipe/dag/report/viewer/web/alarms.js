@@ -8,6 +8,12 @@ import { trend } from "./statistics.js";
 const LITTLE = 0.05;
 /** Standard errors of a trend that is not chance. */
 const CERTAIN = 3;
+/** Accuracy above which there is nothing left to learn. */
+const SOLVED = 0.9;
+/** Steps over which trends are taken at most. */
+const WINDOW = 40;
+/** Steps in a row after which a run warns. */
+const PATIENCE = 3;
 
 /**
  * @param {Index} index
@@ -35,10 +41,8 @@ export function alarmsAt(index, at) {
     if (empty !== null && empty > 0.2) {
       found.push(`${percent(empty)} of the calls of ${agent} are empty`);
     }
-    const rises = trend((series[`agent/${agent}/reward/mean`] ?? []).slice(0, at + 1));
-    const accuracy = trend((series["episode/accuracy"] ?? []).slice(0, at + 1));
-    if (rises !== null && accuracy !== null && rises > CERTAIN && accuracy < 1) {
-      found.push(`the reward of ${agent} rises and accuracy does not: look at what it is paid for`);
+    if (isUnearned(index, agent, at)) {
+      found.push(unearned(agent));
     }
   }
   const masked = value("episode/masked");
@@ -49,4 +53,34 @@ export function alarmsAt(index, at) {
     found.push("no row was trained on");
   }
   return found;
+}
+
+/** @param {string} agent */
+const unearned = (agent) => `the reward of ${agent} rises and accuracy does not: look at what it is paid for`;
+
+/**
+ * Whether the reward of an agent rises while accuracy does not, as recipe/dag/report/starvation.py judges.
+ * @param {Index} index
+ * @param {string} agent
+ * @param {number} at
+ */
+function isUnearned({ metrics: { series } }, agent, at) {
+  const values = (/** @type {string} */ key) => (series[key] ?? []).slice(Math.max(0, at + 1 - WINDOW), at + 1);
+  const accuracy = values("episode/accuracy");
+  const [rises, learns] = [trend(values(`agent/${agent}/reward/mean`)), trend(accuracy)];
+  return rises !== null && learns !== null && rises > CERTAIN && learns < 1 && (accuracy.at(-1) ?? 0) <= SOLVED;
+}
+
+/**
+ * When the reward of an agent first rose in several steps in a row while accuracy did not: what the run warned of.
+ * @param {Index} index
+ * @returns {string[]}
+ */
+export function unearnedRewards(index) {
+  const { steps } = index.metrics;
+  return index.agents.flatMap((agent) => {
+    const rose = steps.map((_, at) => isUnearned(index, agent, at));
+    const first = rose.findIndex((_, at) => at + 1 >= PATIENCE && rose.slice(at + 1 - PATIENCE, at + 1).every(Boolean));
+    return first < 0 ? [] : [`step ${steps[first]}: ${unearned(agent)}`];
+  });
 }

@@ -29,6 +29,8 @@
  * @property {number} [candidates]
  * @property {number} [score]
  *
+ * @typedef {{rule: string, reason: string, call: number | null}} Flag  call: its position; null: the whole episode
+ *
  * @typedef {object} Episode  an episode's numbers
  * @property {number} step
  * @property {string} split  train or validation
@@ -41,6 +43,7 @@
  * @property {number} attempts
  * @property {string} ended_by
  * @property {string} [fault]
+ * @property {Flag[]} [flags]  what the rules of `report.monitors` found
  * @property {string} [forked]  what it is a fork of, in training
  * @property {[string, number, number][]} skips  node, turn, round
  * @property {CallNumbers[]} calls

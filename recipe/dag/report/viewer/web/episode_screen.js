@@ -103,12 +103,10 @@ function About({ model, episode, detail }) {
       <${Link} to=${{ screen: "group", ...whereOf(episode), index: 0 }}>its group<//>
     </p>
     ${fault && html`<p class="alarms">${visible(`${fault.boundary} fault in ${fault.where}: ${fault.message}`)}</p>`}
-    ${detail?.flags?.length > 0 && html`<ul class="alarms">${detail?.flags.map(
-      (/** @type {{rule: string, reason: string, call: number | null}} */ flag, /** @type {number} */ at) => {
-        const node = flag.call === null ? "" : `${episode.calls[flag.call].node}: `;
-        return html`<li key=${at}>${visible(`flagged ${flag.rule}: ${node}${flag.reason}`)}</li>`;
-      },
-    )}</ul>`}
+    ${episode.flags && html`<ul class="alarms">${episode.flags.map(({ rule, reason, call }, at) => {
+      const node = call === null ? "" : `${episode.calls[call].node}: `;
+      return html`<li key=${at}>${visible(`flagged ${rule}: ${node}${reason}`)}</li>`;
+    })}</ul>`}
     <${LongText} label="problem" text=${problem.text} />
     <${Facts} facts=${facts} />`;
 }

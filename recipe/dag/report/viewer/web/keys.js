@@ -2,14 +2,16 @@
 /** @import { Model } from "./model.js" */
 /** @import { Route } from "./route.js" */
 
+import { flagged, routeOfFlagged } from "./audit.js";
 import { shared } from "./compare.js";
 import { otherAgent } from "./model.js";
 import { SCREENS } from "./route.js";
 import { routeOf } from "./what_if_screen.js";
 
 export const KEYS = [
-  ["1 to 8", "the screens: run, problems, group, episode, tokens, credit, what-if, compare"],
-  ["j k", "next and previous call, effect, or problem to compare"],
+  ["1 to 9", `the screens: ${SCREENS.join(", ")}`],
+  ["j k", "next and previous call, effect, flagged episode, or problem to compare"],
+  ["Enter", "open the flagged episode"],
   ["l h", "call of the next and of the previous agent"],
   ["] [", "next and previous sibling: the same problem in the same step"],
   ["} {", "the same problem at the next and at the previous step"],
@@ -28,7 +30,7 @@ export const KEYS = [
  */
 export function follow(key, route, models) {
   const model = models[route.run] ?? models[0];
-  if (/^[1-8]$/.test(key)) {
+  if (/^[1-9]$/.test(key)) {
     return screen(SCREENS[Number(key) - 1], route, model);
   }
   if (route.screen === "compare") {
@@ -36,6 +38,9 @@ export function follow(key, route, models) {
   }
   if (key === "r") {
     return models.length > 1 ? inRun((model.run + 1) % models.length, route, models) : null;
+  }
+  if (route.screen === "audit") {
+    return toFlagged(key, route, model);
   }
   if ("[]{}".includes(key) && key !== "" && route.screen !== "what-if") {
     return beside(key, route, model);
@@ -79,6 +84,10 @@ export function screen(name, route, model) {
   if (name === "run" || name === "credit") {
     return { screen: name, step: route.step };
   }
+  if (name === "audit") {
+    const { step, split, uid, index } = route;
+    return model.episodeAt(route)?.flags ? { screen: name, step, split, uid, index } : { screen: name };
+  }
   if (name === "what-if") {
     const at = model.effects.findIndex((one) => one.uid === route.uid && one.step === route.step);
     return model.effects.length === 0 ? { screen: name } : routeOf(model.effects[Math.max(at, 0)], Math.max(at, 0));
@@ -108,6 +117,21 @@ function toCompare(key, route, models) {
   const at = rows.findIndex((row) => row.problem === route.call);
   const other = rows[at < 0 ? 0 : at + (key === "j" ? 1 : -1)];
   return other === undefined ? null : { ...route, call: other.problem };
+}
+
+/**
+ * The next or previous flagged episode, or the one that is chosen, on its own screen.
+ * @param {string} key
+ * @param {Route} route
+ * @param {Model} model
+ */
+function toFlagged(key, route, model) {
+  const rows = flagged(model, route.column);
+  const at = rows.findIndex((row) => row.episode === model.episodeAt(route));
+  const to = { j: at + 1, k: Math.max(0, at - 1), Enter: at }[key];
+  return to === undefined || rows[to] === undefined
+    ? null
+    : routeOfFlagged(rows[to], key === "Enter" ? { screen: "episode" } : route);
 }
 
 /**

@@ -1,6 +1,7 @@
 // The page: shows the screen that the address names.
 
 import { html, render, useEffect, useLayoutEffect, useState } from "./html.js";
+import { AuditScreen } from "./audit_screen.js";
 import { CompareScreen } from "./compare_screen.js";
 import { CreditScreen } from "./credit_screen.js";
 import { EpisodeScreen } from "./episode_screen.js";
@@ -26,8 +27,12 @@ const VIEWS = {
   tokens: TokensScreen,
   credit: CreditScreen,
   "what-if": WhatIfScreen,
+  audit: AuditScreen,
   compare: CompareScreen,
 };
+/** Elements that take all keys themselves, and those that take Enter. */
+const TYPED = "input, textarea, select";
+const PRESSED = `${TYPED}, a, button, summary`;
 const THEMES = ["light dark", "light", "dark"];
 
 /** @param {{models: Model[], state: string}} props */
@@ -44,7 +49,10 @@ function Page({ models, state }) {
       }
       if (event.key === "Escape" && overlay !== "") {
         setOverlay("");
-      } else if (/** @type {Element} */ (event.target).closest("input, textarea, select") === null) {
+        return;
+      }
+      const element = /** @type {Element} */ (event.target);
+      if (element.closest(event.key === "Enter" ? PRESSED : TYPED) === null) {
         act(event);
       }
     };
@@ -72,6 +80,7 @@ function Page({ models, state }) {
   const empty = {
     credit: !model.splits.includes("train"),
     "what-if": model.effects.length === 0,
+    audit: !model.splits.includes("train"),
     compare: models.length === 1,
   };
   const present = SCREENS.filter((name) => !empty[name]);

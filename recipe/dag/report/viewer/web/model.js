@@ -127,9 +127,13 @@ export const groupKey = (episode) => `${episode.step}/${episode.split}/${episode
 /** @param {Episode} episode */
 export const isSolved = (episode) => (episode.outcome ?? 0) >= 0.5;
 
-/** @param {Episode} episode */
-export function rewardOf(episode) {
-  const rewards = kept(episode).flatMap((call) => (call.reward === null ? [] : [call.reward]));
+/**
+ * @param {Episode} episode
+ * @param {string[]} [agents]  whose calls count; all by default
+ */
+export function rewardOf(episode, agents) {
+  const own = kept(episode).filter((call) => agents?.includes(call.agent) ?? true);
+  const rewards = own.flatMap((call) => (call.reward === null ? [] : [call.reward]));
   return rewards.length ? rewards.reduce((a, b) => a + b, 0) : null;
 }
 

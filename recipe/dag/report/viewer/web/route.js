@@ -9,10 +9,10 @@
  * @property {string} uid
  * @property {number} index
  * @property {number | null} call  position of a call, of an effect, or of a problem to compare; null: none is chosen
- * @property {string} column  what tokens are coloured by; empty: the first that there is
+ * @property {string} column  what tokens are coloured by, or the rule that is audited; empty: the first that there is, all
  */
 
-export const SCREENS = ["run", "problems", "group", "episode", "tokens", "credit", "what-if", "compare"];
+export const SCREENS = ["run", "problems", "group", "episode", "tokens", "credit", "what-if", "audit", "compare"];
 
 /** @type {Route} */
 const START = { run: 0, screen: "run", step: null, split: "", uid: "", index: 0, call: null, column: "" };
@@ -47,7 +47,7 @@ export function parseRoute(hash) {
 export function formatRoute(route) {
   const { run, screen, step, split, uid, index, call, column } = { ...START, ...route };
   const parts = [...(run === 0 ? [] : [run + 1]), screen, step ?? "", split, uid, split === "" || uid === "" ? "" : index, call ?? "", column];
-  const text = parts.map((part) => encodeURIComponent(String(part))).join("/");
+  const text = parts.map((part) => encodeURIComponent(String(part).toWellFormed())).join("/");
   return `#/${text.replace(/\/+$/, "")}`;
 }
 

@@ -1,6 +1,6 @@
 // Hooks for what is loaded later, and for the address.
 
-import { useEffect, useState } from "./html.js";
+import { useEffect, useLayoutEffect, useState } from "./html.js";
 import { loadContinuations, loadDetail, loadVocabularies } from "./data.js";
 import { formatRoute, parseRoute } from "./route.js";
 /** @import { Continuation, Episode, EpisodeDetail, Vocabularies } from "./data.js" */
@@ -61,7 +61,7 @@ function useLoaded(start, key, version) {
 /** @returns {Route} */
 export function useRoute() {
   const [route, setRoute] = useState(() => parseRoute(location.hash));
-  useEffect(() => {
+  useLayoutEffect(() => {
     const follow = () => setRoute(parseRoute(location.hash));
     addEventListener("hashchange", follow);
     return () => removeEventListener("hashchange", follow);
