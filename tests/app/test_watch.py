@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,8 @@ import pytest
 from aiohttp import web
 
 from recipe.dag.app.watch import application
-from recipe.dag.report.journal import Journal
+from recipe.dag.report.journal import Journal, read_from
+from recipe.dag.report.viewer import live
 from tests.browser import browser, find
 from tests.report.conftest import build_call, build_episode
 
@@ -26,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 @asynccontextmanager
 async def served(*folders: Path):
     """Serve the page of runs in this process; yields its URL and a coroutine function that ends the server."""
-    runner = web.AppRunner(application(folders), shutdown_timeout=0)
+    runner = web.AppRunner(application(folders), shutdown_timeout=0, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
@@ -88,6 +90,36 @@ def test_only_this_machine_reads_and_nothing_else_is_served(tmp_path):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     asyncio.run(main())
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+def test_a_client_that_leaves_while_a_run_is_read_does_not_disturb_the_next(tmp_path, monkeypatch):
+    write(tmp_path, 1)
+    started, go_on = threading.Semaphore(0), threading.Event()
+
+    def slow(path: Path, place: int):
+        if path.name == "episodes.jsonl":
+            started.release()
+            go_on.wait(60)
+        yield from read_from(path, place)
+
+    monkeypatch.setattr(live, "read_from", slow)
+
+    async def main():
+        async with served(tmp_path) as (url, _), aiohttp.ClientSession() as client:
+
+            async def news():
+                async with client.get(f"{url}/0/news") as answer:
+                    return await answer.json()
+
+            leaves = asyncio.create_task(news())
+            assert await asyncio.to_thread(started.acquire, timeout=60)
+            leaves.cancel()
+            stays = asyncio.create_task(news())
+            assert not await asyncio.to_thread(started.acquire, timeout=0.5), "two threads read the same run"
+            go_on.set()
+            assert len((await stays)["episodes"]) == 4
+
+    asyncio.run(main())
 
 
 def test_ctrl_c_ends_it_without_an_error(tmp_path, zygote):

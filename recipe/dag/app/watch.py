@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "X
 def application(folders: Sequence[Path]) -> web.Application:
     """Return an application with the page at `/`, and its data at `/RUN/news?since=VERSION` and `/RUN/PART`."""
     page = live_page(folders)
-    runs = [(LiveRun(folder), asyncio.Lock()) for folder in folders]
+    runs = [(LiveRun(folder), threading.Lock()) for folder in folders]
 
     async def get_page(request: web.Request) -> web.Response:
         return web.Response(body=page, content_type="text/html", charset="utf-8")
@@ -43,8 +44,7 @@ def application(folders: Sequence[Path]) -> web.Application:
     async def answer(request: web.Request, read: Callable[[LiveRun], Any]) -> web.Response:
         try:
             run, lock = runs[int(request.match_info["run"])]
-            async with lock:
-                data = await asyncio.to_thread(_packed, read, run)
+            data = await asyncio.to_thread(_packed, read, run, lock)
         except (KeyError, IndexError):
             raise web.HTTPNotFound from None
         except ValueError:
@@ -63,8 +63,9 @@ def application(folders: Sequence[Path]) -> web.Application:
     return app
 
 
-def _packed(read: Callable[[LiveRun], Any], run: LiveRun) -> bytes | None:
-    data = read(run)
+def _packed(read: Callable[[LiveRun], Any], run: LiveRun, lock: threading.Lock) -> bytes | None:
+    with lock:  # held by the thread: it goes on reading when its client has gone and the request is cancelled
+        data = read(run)
     return None if data is None else gzip.compress(to_json(data), 6)
 
 
