@@ -266,6 +266,13 @@ def test_runs_are_compared_at_equal_tokens_and_problem_by_problem(opened, run, t
             "[...document.querySelectorAll('.compared button')].find((one) => /train/.test(one.innerText)).click()"
         )
         await tab.until("location.hash === '#/compare/120/train'")
+        await visit(tab, "#/compare/120/train///1")
+        for key, screen in (("9", "#/compare/120/train///1"), ("5", "#/tokens/2/train/2-a/0/0")):
+            await tab.press(key)
+            await tab.until(f"location.hash === {json.dumps(screen)}")
+        await visit(tab, "#/compare/120/train")
+        await tab.press("1")
+        await tab.until("location.hash === '#/run'")
         await visit(tab, "#/compare//train")
         row = "[...document.querySelectorAll('.compared .row:not(.head)')].map((one) => one.textContent).join()"
         await tab.until(f"{row} === 'problem a500,problem b50100'")

@@ -75,8 +75,13 @@ export function follow(key, route, models) {
  * @param {string} name
  * @param {Route} route
  * @param {Model} model
+ * @returns {Partial<Route>}
  */
 export function screen(name, route, model) {
+  if (route.screen === "compare") {
+    // its step counts tokens, and its call is a problem
+    return name === "compare" ? route : screen(name, { ...route, screen: name, step: null, call: null }, model);
+  }
   const wanted = route.split === "" ? "train" : route.split;
   const same = model.episodes.filter((one) => one.split === wanted);
   const shown = same.length ? same : model.episodes;
