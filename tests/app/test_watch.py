@@ -257,3 +257,51 @@ def test_several_runs_are_compared_while_they_go_on(tmp_path):
             assert tab.errors == []
 
     asyncio.run(main())
+
+
+def test_a_run_that_cannot_be_read_is_named_and_the_others_are_shown(tmp_path):
+    write(tmp_path / "one", 1).metrics(1, {"episode/accuracy": 0.5})
+    write(tmp_path / "two", 1)
+    launch = tmp_path / "two" / "run" / "1" / "launch.json"
+    launch.parent.mkdir(parents=True)
+    launch.write_text("{")
+    state = "document.querySelector('nav [role=status]').textContent"
+    names = "[...document.querySelectorAll('nav option')].map((one) => one.textContent).join()"
+
+    async def main():
+        async with watching(tmp_path / "one", tmp_path / "two", route="#/run") as (tab, _):
+            await tab.until(f"{state}.includes('run 2: ') && {state}.includes('launch.json')")
+            await tab.until("document.querySelector('main').textContent.includes('Workflow at step 1')")
+            assert "2 · cannot be read" in await tab.value(names)
+            launch.write_text("{}")
+            await tab.until(f"{state} === 'live' && {names}.endsWith('/two')")
+            assert all("500" in error for error in tab.errors)
+
+    asyncio.run(main())
+
+
+def test_a_part_that_has_gone_is_asked_for_once(tmp_path):
+    for step in (1, 2, 3):
+        journal = write(tmp_path, step)
+    asked = "performance.getEntriesByType('resource').filter((one) => one.name.endsWith('{}')).length"
+    hold = """globalThis.asked = 0; const ask = fetch; const free = new Promise((done) => { globalThis.release = done; });
+        globalThis.fetch = async (path) => {
+          if (path.includes('news')) { globalThis.asked += 1; await free; }
+          return ask(path);
+        }"""
+
+    async def main():
+        async with watching(tmp_path, route="#/group/1/train/1-a") as (tab, _):
+            await tab.until("document.querySelector('.siblings .snippet')?.textContent.includes('plan of 1')")
+            await tab.value(hold)
+            await tab.until("asked === 1")
+            journal.truncate_after(1)
+            await tab.value("location.hash = '#/group/3/train/3-a'")
+            await tab.until(f"{asked.format('chunk-2')} > 0")
+            await tab.value("release()")
+            await tab.until("asked === 3")
+            assert await tab.value(asked.format("chunk-2")) == 1
+            assert await tab.value("document.querySelector('.siblings')") is None
+            assert all("404" in error for error in tab.errors)
+
+    asyncio.run(main())

@@ -121,15 +121,19 @@ export function forget(run, which) {
 }
 
 /**
- * Load a part, once.
+ * Load a part, once; again if it could not be loaded.
  * @param {number} run
  * @param {string} name
  * @returns {Promise<any>}
  */
 function load(run, name) {
   const key = `${run}/${name}`;
-  const part = parts.get(key) ?? source(run, name);
-  parts.set(key, part);
+  let part = parts.get(key);
+  if (part === undefined) {
+    part = source(run, name);
+    parts.set(key, part);
+    part.catch(() => parts.delete(key));
+  }
   return part;
 }
 

@@ -27,8 +27,10 @@ export function Search({ model, close }) {
     }
     const timer = setTimeout(async () => {
       setState("Searching ...");
-      const hits = await search(model, query.toLowerCase(), () => wanted);
-      if (wanted) {
+      const hits = await search(model, query.toLowerCase(), () => wanted).catch(() => null);
+      if (wanted && hits === null) {
+        setState("The record has changed; open the search again.");
+      } else if (wanted && hits !== null) {
         setFound(hits);
         setState(hits.length >= MOST ? `The first ${MOST}:` : `${hits.length} found`);
       }

@@ -50,7 +50,7 @@ function useLoaded(start, key, version) {
   const [loaded, setLoaded] = useState(/** @type {{key: any, value: T} | null} */ (null));
   useEffect(() => {
     let wanted = true;
-    start().then((value) => wanted && setLoaded({ key, value }));
+    start().then((value) => wanted && setLoaded({ key, value }), console.warn);
     return () => {
       wanted = false;
     };
