@@ -94,6 +94,19 @@ def test_a_resumed_run_is_read_anew(tmp_path, group):
     assert live.part("chunk-1")["episodes"][0]["calls"][0]["text"] == "again 0"
 
 
+def test_a_run_in_the_place_of_a_removed_one_is_read_anew(tmp_path, group):
+    folder = tmp_path / "run"
+    Journal(folder).episodes(1, group("old"))
+    live = LiveRun(folder)
+    known = live.news()
+    for number in range(3):  # file systems give the inode of a removed file to the next one
+        (folder / "episodes.jsonl").unlink()
+        Journal(folder).episodes(1, group(f"longer than before {number}", 3))
+        news = live.news(known["version"])
+        assert news["from"] == {"episodes": 0, "problems": 0} and len(news["episodes"]) == 3
+        known = news
+
+
 def test_lines_that_are_no_records_are_left_out(tmp_path, group):
     journal = Journal(tmp_path)
     journal.episodes(1, group("u", 1))

@@ -6,7 +6,9 @@ a resume has replaced is read anew, under another version, so nobody adds its ep
 
 from __future__ import annotations
 
+import os
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import groupby
@@ -24,36 +26,37 @@ from recipe.dag.report.viewer.vocabulary import vocabularies
 
 
 class _Tail:
-    """What was not read yet of a file that grows."""
+    """What was not read yet of a file that grows. The file stays open, so one in its place has another inode."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._place = 0
-        self._before = (0, 0)
-
-    def _now(self) -> tuple[int, int]:
-        """Return inode and size; zeros without the file."""
-        try:
-            about = self.path.stat()
-        except OSError:
-            return 0, 0
-        return about.st_ino, about.st_size
+        self._size = 0
+        self._handle: int | None = None
 
     def is_replaced(self) -> bool:
-        (inode, size), (old_inode, old_size) = self._now(), self._before
-        return old_inode != 0 and (inode != old_inode or size < old_size)
+        if self._handle is None:
+            return False
+        try:
+            now = self.path.stat()
+        except OSError:
+            return True
+        return not os.path.samestat(now, os.fstat(self._handle)) or now.st_size < self._size
 
     def new(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the objects in new lines, each with the place of its line."""
-        now = self._now()
-        if now == self._before or self.is_replaced():
-            return
-        with suppress(OSError):  # removed in this moment
+        with suppress(OSError):  # missing, or removed in this moment
+            if self._handle is None:
+                self._handle = os.open(self.path, os.O_RDONLY)
+                weakref.finalize(self, os.close, self._handle)
+            size = os.fstat(self._handle).st_size
+            if size == self._size or self.is_replaced():
+                return
             for line, record in read_from(self.path, self._place):
                 place, self._place = self._place, self._place + len(line)
                 if record is not None:
                     yield place, record
-        self._before = now
+            self._size = size
 
 
 class LiveRun:
