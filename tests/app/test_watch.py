@@ -284,7 +284,9 @@ def test_a_part_that_has_gone_is_asked_for_once(tmp_path):
     for step in (1, 2, 3):
         journal = write(tmp_path, step)
     asked = "performance.getEntriesByType('resource').filter((one) => one.name.endsWith('{}')).length"
-    hold = """globalThis.asked = 0; const ask = fetch; const free = new Promise((done) => { globalThis.release = done; });
+    hold = """globalThis.asked = 0;
+        const ask = fetch;
+        const free = new Promise((done) => { globalThis.release = done; });
         globalThis.fetch = async (path) => {
           if (path.includes('news')) { globalThis.asked += 1; await free; }
           return ask(path);

@@ -376,6 +376,8 @@ const { alarmsAt, unearnedRewards } = await import(URL + "/alarms.js");
 const { flagged, rulesOf } = await import(URL + "/audit.js");
 const { axisOf, curvesOf, shared } = await import(URL + "/compare.js");
 const model = new Model(INDEX);
+const cut = { ...INDEX, problems: INDEX.problems.map((one) => ({ ...one, text: "begins alike" })) };
+const alike = [new Model(cut, 0), new Model(cut, 1)];
 const group = model.groupAt({ step: 1, split: "train", uid: "1-a" });
 const [plan, check] = creditOf(model.at(1), model.agents);
 const series = { "agent/a/reward/mean": [...Array(20).keys()], "episode/accuracy": Array(20).fill(0.5) };
@@ -391,6 +393,7 @@ const odd = { screen: "group", uid: "%/#", split: "t", step: 0 };
 console.log(JSON.stringify({
   kinds: model.matrix("train").rows.map((row) => row.kind),
   history: model.history(group[0]).map((one) => one[0].uid),
+  alike: shared(alike, parseRoute("#/compare//train")).rows.map(({ cells }) => cells.map((one) => one.episodes[0].uid)),
   differences: differences(group),
   above: [aboveSiblings(group, group[0].calls[1], "score"), aboveSiblings([group[0]], group[0].calls[1], "score")],
   mass: [plan.mass, check.mass], signal: [plan.signal, check.signal], agreement: [plan.agreement, check.agreement],
@@ -442,6 +445,7 @@ def test_what_the_screens_compute(run, tmp_path):
     assert done.returncode == 0, done.stderr
     got = json.loads(done.stdout)
     assert got["kinds"] == ["mixed", "mixed"] and got["history"] == ["1-a", "2-a"]
+    assert got["alike"] == [["2-a", "2-a"], ["2-b", "2-b"]]
     (difference,) = got["differences"]
     assert difference == {"label": "check: reward of score", "solved": 1, "rest": -1, "effect": 1}
     assert (got["mass"], got["signal"], got["agreement"]) == ([0, 1], [0, 1], [0, 1])

@@ -126,6 +126,18 @@ def test_the_pages_modules_are_those_of_the_folder_with_imports_that_the_page_ha
         assert "import(" not in source and "fetch(" not in source
 
 
+def test_problems_that_begin_alike_have_keys_of_their_own_in_every_run(tmp_path, make_episode):
+    prompts = ["long " * 1000 + end for end in ("one", "two")]
+
+    def keys(run: str, prompts: list[str]) -> list[str]:
+        episodes = [make_episode(prompt[-3:], sample={"prompt": prompt, "ground_truth": "4"}) for prompt in prompts]
+        Journal(tmp_path / run).episodes(1, episodes)
+        return [problem["key"] for problem in parts_of(read_run(tmp_path / run))["index"]["problems"]]
+
+    one, two = keys("a", prompts)
+    assert one != two and keys("b", prompts[::-1]) == [two, one]
+
+
 def test_sixty_four_long_episodes_are_less_than_five_megabytes(tmp_path, make_episode, make_call):
     words = [f"word{number * 7919 % 1009}" for number in range(6000)]
 

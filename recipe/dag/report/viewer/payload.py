@@ -7,9 +7,11 @@ The browser reads the index at once and a chunk when one of its episodes is open
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 from recipe.dag.report.journal import run_name
+from recipe.dag.report.jsonfile import to_json
 from recipe.dag.report.run_folder import Run
 from recipe.dag.report.viewer.graph import graph_of
 from recipe.dag.report.viewer.vocabulary import vocabularies
@@ -50,7 +52,7 @@ class Payload:
         problem = _problem(record["sample"])
         number = self._problem_numbers.setdefault((problem["text"], problem["truth"]), len(self.problems))
         if number == len(self.problems):
-            self.problems.append(problem | {"text": problem["text"][:PROBLEM]})
+            self.problems.append(problem | {"text": problem["text"][:PROBLEM], "key": _digest(problem)})
         place = {"problem": number, "chunk": chunk, "slot": len(self.chunks[chunk])}
         self.episodes.append(_entry(record, key) | place)
         self.chunks[chunk].append(source)
@@ -157,6 +159,11 @@ def _problem(sample: Mapping[str, Any]) -> dict[str, str]:
         prompt = "\n\n".join(str(part.get("content", "")) for part in prompt if isinstance(part, Mapping))
     source = sample.get("data_source")
     return {"text": str(prompt), "truth": "" if truth is None else str(truth), "source": str(source or "")}
+
+
+def _digest(problem: Mapping[str, str]) -> str:
+    """Return what two runs have in common if the whole text and the ground truth are the same."""
+    return blake2b(to_json([problem["text"], problem["truth"]]), digest_size=8).hexdigest()
 
 
 def _about(run: Run) -> dict[str, Any]:

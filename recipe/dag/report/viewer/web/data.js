@@ -51,7 +51,8 @@
  * @property {number} chunk
  * @property {number} slot  its place in the chunk
  *
- * @typedef {{text: string, truth: string, source: string}} Problem
+ * @typedef {{text: string, truth: string, source: string, key: string}} Problem  text: the start of it; key: a digest of
+ *   all of it and of the truth
  * @typedef {[number, number]} Place  rank, and distance from the rank's middle
  * @typedef {{id: string, kind: string, agent: string | null, policy: string | null, when: boolean,
  *   place: Place}} GraphNode

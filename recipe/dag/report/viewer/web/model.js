@@ -85,9 +85,9 @@ export class Model {
    * The number of a problem of another run; -1 if this one does not have it.
    * @param {Problem} problem
    */
-  numberOf({ text, truth }) {
-    this.numbers ??= new Map(this.index.problems.map((one, at) => [`${one.text}\0${one.truth}`, at]));
-    return this.numbers.get(`${text}\0${truth}`) ?? -1;
+  numberOf({ key }) {
+    this.numbers ??= new Map(this.index.problems.map((one, at) => [one.key, at]));
+    return this.numbers.get(key) ?? -1;
   }
 
   /**
