@@ -280,6 +280,21 @@ def test_a_run_that_cannot_be_read_is_named_and_the_others_are_shown(tmp_path):
     asyncio.run(main())
 
 
+def test_an_open_screen_shows_the_texts_after_a_resume(tmp_path):
+    write(tmp_path, 1)
+    journal = write(tmp_path, 2, text="before")
+    text = "document.querySelector('.siblings')?.textContent"
+
+    async def main():
+        async with watching(tmp_path, route="#/group/2/train/2-a") as (tab, _):
+            await tab.until(f"{text}?.includes('before')")
+            journal.truncate_after(1)
+            write(tmp_path, 2, text="afterwards")
+            await tab.until(f"{text}?.includes('afterwards')")
+
+    asyncio.run(main())
+
+
 def test_a_part_that_has_gone_is_asked_for_once(tmp_path):
     for step in (1, 2, 3):
         journal = write(tmp_path, step)

@@ -48,6 +48,7 @@
  * @property {[string, number, number][]} skips  node, turn, round
  * @property {CallNumbers[]} calls
  * @property {number} run  place of its run on the page
+ * @property {string} [generation]  of its run's record, which a resume replaces while it is watched
  * @property {number} chunk
  * @property {number} slot  its place in the chunk
  *

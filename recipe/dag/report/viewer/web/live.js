@@ -75,6 +75,9 @@ function added(run, { version, from, ...index }) {
   forget(run, (name) => name === "vocabularies" || from.episodes === 0);
   const episodes = [...(before?.episodes.slice(0, from.episodes) ?? []), ...index.episodes];
   const problems = [...(before?.problems.slice(0, from.problems) ?? []), ...index.problems];
+  for (const episode of index.episodes) {
+    episode.generation = version.split(".")[0];
+  }
   versions[run] = version;
   return new Model({ ...index, episodes, problems }, run);
 }

@@ -22,7 +22,7 @@ export const useDetail = (episode) => useDetails([episode])?.[0] ?? null;
  * @returns {(Loaded | undefined)[] | null}
  */
 export function useDetails(episodes) {
-  const key = episodes.map((one) => one && `${one.run}/${one.chunk}/${one.slot}`).join();
+  const key = episodes.map((one) => one && [one.run, one.generation, one.chunk, one.slot].join("/")).join();
   return useLoaded(() => Promise.all(episodes.map((one) => one && loadDetail(one))), key);
 }
 
