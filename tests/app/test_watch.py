@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -28,11 +29,11 @@ ROOT = Path(__file__).parents[2]
 @asynccontextmanager
 async def served(*folders: Path):
     """Serve the page of runs in this process; yields its URL and a coroutine function that ends the server."""
-    runner = web.AppRunner(application(folders), shutdown_timeout=0, handler_cancellation=True)
+    runner = web.AppRunner(application(folders, "token"), shutdown_timeout=0, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}", runner.cleanup
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/token", runner.cleanup
     finally:
         await runner.cleanup()
 
@@ -67,6 +68,7 @@ def test_only_this_machine_reads_and_nothing_else_is_served(tmp_path):
                     assert answer.headers["X-Content-Type-Options"] == "nosniff"
                     return answer.status, await answer.text()
 
+            ask_for = "open the address that verl-dag watch printed"
             status, page = await ask("/")
             assert status == 200 and "connect-src 'self'" in page and "plan of" not in page
             assert (await ask("/", Host="localhost:1"))[0] == 200
@@ -76,12 +78,15 @@ def test_only_this_machine_reads_and_nothing_else_is_served(tmp_path):
                 {"Sec-Fetch-Site": "cross-site"},
             ):
                 for path in ("/", "/0/news", "/0/chunk-0"):
-                    assert await ask(path, **refused) == (403, "open the address that verl-dag watch printed")
-            assert await ask("/favicon.ico") == (204, "")
+                    assert await ask(path, **refused) == (403, ask_for)
+            async with client.get(aiohttp.client.URL(url).with_path("/favicon.ico")) as answer:
+                assert answer.status == 204
             news = json.loads((await ask("/0/news"))[1])
             assert len(news["episodes"]) == 4
             assert (await ask(f"/0/news?since={news['version']}"))[0] == 204
             assert "plan of 1" in (await ask("/0/chunk-0"))[1]
+            async with client.get(aiohttp.client.URL(url).with_path("/0/news")) as answer:
+                assert (answer.status, await answer.text()) == (404, ask_for)
             for path in ("/1/news", "/0/chunk-9", "/0/episodes.jsonl", "/0/..%2f..%2fetc%2fpasswd", "/episodes.jsonl"):
                 assert (await ask(path))[0] == 404
             assert (await ask("/0/news?since=1.x"))[0] == 400
@@ -127,7 +132,7 @@ def test_ctrl_c_ends_it_without_an_error(tmp_path, zygote):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
-        assert process.stdout.readline().startswith("http://127.0.0.1:")
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/\n", process.stdout.readline())
         process.send_signal(signal.SIGINT)
         assert (process.wait(60), process.stdout.read(), process.stderr.read()) == (0, "", "")
 

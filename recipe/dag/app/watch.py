@@ -1,7 +1,8 @@
 """`verl-dag watch`: the page of runs while they go on, served to this machine's browser.
 
 Invariant: reads the runs' folders and answers GET with the page or with a part of its data, to requests that name a
-loopback address as their host and that no other web page sent.
+loopback address as their host, that no other web page sent, and that know a token: all users of this machine reach its
+ports.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from recipe.dag.report.viewer.live import LiveRun
 from recipe.dag.report.viewer.page import live_page
 from recipe.dag.tools.sandbox import is_for_loopback, is_from_page
 
+_ASK = "open the address that verl-dag watch printed"
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY"}
 
 
-def application(folders: Sequence[Path]) -> web.Application:
-    """Return an application with the page at `/`, and its data at `/RUN/news?since=VERSION` and `/RUN/PART`."""
+def application(folders: Sequence[Path], token: str) -> web.Application:
+    """Return an application with the page at `/TOKEN/`, and below it the data: `RUN/news?since=VERSION`, `RUN/PART`."""
     page = live_page(folders)
     runs = [(LiveRun(folder), threading.Lock()) for folder in folders]
 
@@ -56,10 +58,10 @@ def application(folders: Sequence[Path]) -> web.Application:
         return web.Response(body=data, content_type="application/json", headers={"Content-Encoding": "gzip"})
 
     app = web.Application(middlewares=[_guarded])
-    app.router.add_get("/", get_page)
     app.router.add_get("/favicon.ico", get_icon)
-    app.router.add_get(r"/{run:\d}/news", get_news)
-    app.router.add_get(r"/{run:\d}/{part}", get_part)
+    app.router.add_get(f"/{token}/", get_page)
+    app.router.add_get(f"/{token}" r"/{run:\d}/news", get_news)
+    app.router.add_get(f"/{token}" r"/{run:\d}/{part}", get_part)
     return app
 
 
@@ -73,9 +75,9 @@ def _packed(read: Callable[[LiveRun], Any], run: LiveRun, lock: threading.Lock) 
 async def _guarded(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
     try:
         if is_from_page(request) or not is_for_loopback(request):
-            raise web.HTTPForbidden(text="open the address that verl-dag watch printed")
+            raise web.HTTPForbidden(text=_ASK)
         response = await handler(request)
     except web.HTTPException as error:
-        response = web.Response(status=error.status, text=error.text)
+        response = web.Response(status=error.status, text=_ASK if error.status == 404 else error.text)
     response.headers.update(_HEADERS)
     return response

@@ -80,11 +80,16 @@ def watch(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 0,
 ) -> None:
     """Serve the page of runs to a browser on this machine while they go on, until SIGTERM or Ctrl-C. A folder may be
-    empty or missing until its run writes. The first line on stdout is the address."""
+    empty or missing until its run writes. The first line on stdout is the address, with a random part that other users
+    of the machine do not know."""
+    from secrets import token_urlsafe
+
     from recipe.dag.app.watch import application
     from recipe.dag.platform.openai_http import serve
 
-    serve(application(_at_most_four(runs)), "127.0.0.1", port, announce=lambda url: print(url, flush=True))
+    token = token_urlsafe(16)
+    app = application(_at_most_four(runs), token)
+    serve(app, "127.0.0.1", port, announce=lambda url: print(f"{url}/{token}/", flush=True))
 
 
 def _at_most_four(runs: list[Path]) -> list[Path]:

@@ -40,7 +40,7 @@ let drawn = [null, ""];
  * @returns {Promise<any>}
  */
 async function ask(run, name) {
-  const response = await fetch(`/${run}/${name}`).catch(() => {
+  const response = await fetch(`${run}/${name}`).catch(() => {
     throw new Error("verl-dag watch does not answer");
   });
   if (!response.ok) {
