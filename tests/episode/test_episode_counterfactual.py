@@ -157,7 +157,9 @@ def test_a_tool_that_does_not_repeat_its_results_masks_the_fork(world):
     episodes, _ = played(world, flow, Client(answer), tools=[tool])
     assert [episode.fault is None for episode in episodes] == [True, True, False]
     assert "node use: has another prompt or answer than in the episode" in episodes[2].fault["message"]
-    assert len(results) == 4, "the episode, its fork at `use`, and two attempts of the fork at `read`"
+    assert "make it deterministic" in episodes[2].fault["message"]
+    assert len(results) == 3, "the episode, its fork at `use`, and one attempt of the fork at `read`"
+    assert rollout_metrics(episodes, flow)["faults/fork"] == 1
 
 
 ENV = """

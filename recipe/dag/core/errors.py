@@ -20,9 +20,10 @@ from typing import Any, Literal
 from recipe.dag.core.location import defined_at, raised_at, user_line
 from recipe.dag.core.printable import printable
 
-Cause = Literal["infrastructure", "user_code", "time_limit", "engine"]
+Cause = Literal["infrastructure", "user_code", "time_limit", "unrepeated", "engine"]
 """infrastructure: a retry may succeed. user_code: a bug in a hook, env, tool or reward function, which would recur with
-the same input. time_limit: such code took too long. engine: anything else."""
+the same input. time_limit: such code took too long. unrepeated: a fork (`counterfactual`) that got another
+context. engine: anything else."""
 
 
 class UserError(Exception):
@@ -140,6 +141,16 @@ class RewardFault(Fault):
     """A reward function raised or returned a value that is not finite."""
 
     boundary, infra, runs_user_code = "reward", False, True
+
+
+class ForkFault(Fault):
+    """A fork in training has another context than the answer that it is compared with. A retry would differ, too."""
+
+    boundary, infra = "fork", False
+
+    @property
+    def cause(self) -> Cause:
+        return "unrepeated"
 
 
 class TimeoutFault(Fault):

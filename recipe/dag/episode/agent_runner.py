@@ -116,8 +116,8 @@ class AgentRunner:
 
     def may_skip(self, fault: Fault) -> bool:
         """Return whether the episode goes on without this call after `fault`. A bug in the user's code would hide in
-        skipped calls."""
-        return self.agent.on_failure == "skip" and fault.cause != "user_code"
+        skipped calls, and a fork is no longer one of its episode."""
+        return self.agent.on_failure == "skip" and fault.cause not in ("user_code", "unrepeated")
 
     async def ask(self, call: Call, attempt: Attempt, messages: Sequence[Message]) -> str:
         """Return the model's answer to a further prompt of the call, for a hook. Raises UserError for a policy that is

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from recipe.dag.core.errors import Fault, UserError
+from recipe.dag.core.errors import ForkFault, UserError
 from recipe.dag.endpoint.client import ChatAnswer
 from recipe.dag.episode.env_class import choose_env
 from recipe.dag.episode.graph import EpisodeGraph
@@ -94,7 +94,7 @@ class Fork:
             call.train = call.train and key_of(call)[:3] == self.at
 
     def check(self, episode: Episode) -> None:
-        """Raise Fault if a fork in training has another context than the answer that it is compared with."""
+        """Raise ForkFault if a fork in training has another context than the answer that it is compared with."""
         if self.trunk is None:
             return
         now, recorded = ({key_of(call): call for call in one.calls} for one in (episode, self.trunk))
@@ -115,9 +115,10 @@ class Fork:
         )
 
 
-def _unrepeated(key: Key) -> Fault:
+def _unrepeated(key: Key) -> ForkFault:
     problem = "has another prompt or answer than in the episode: a tool, env or hook does not repeat its results"
-    return Fault(f"node {name_of(key[:3])}: {problem}", infra=True)
+    advice = "make it deterministic (seed it, freeze the time), or use another estimator"
+    return ForkFault(f"node {name_of(key[:3])}: {problem}; {advice}")
 
 
 def recorded_calls(
