@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from recipe.dag.app import launch as stages
@@ -309,6 +311,25 @@ def test_a_sandbox_that_does_not_start_beside_ray_is_one_line_and_nothing_is_wri
     with pytest.raises(UserError, match="^Landlock is missing; .*sandbox.isolation=rlimits"):
         started(fails)
     assert order == ["agents", "Ray", "Ray ended"]
+
+
+@pytest.mark.parametrize(("trains", "most"), [(True, 24), (False, 6)])
+def test_the_processes_that_run_episodes_are_counted_for_the_forks_too(monkeypatch, trains, most):
+    monkeypatch.setenv("MODEL_PATH", "m")
+    keys = {"train_batch_size": 4}
+    config = OmegaConf.create({"data": keys, "validation": {"n": 3}, "actor_rollout_ref": {"rollout": {"n": 2}}})
+    workflow = load_workflow(ROOT / "examples" / "gallery" / "workflow_counterfactual.yaml")
+    counts = []
+
+    async def start_policies(*_arguments, **_options) -> None: ...
+
+    async def start_processes(*_arguments, episodes: int) -> None:
+        counts.append(episodes)
+
+    resources = SimpleNamespace(start_policies=start_policies, start_processes=start_processes)
+    run = SimpleNamespace(config=config, workflow=workflow, platform="cpu", trains=trains)
+    asyncio.run(stages.start(run, SimpleNamespace(val=[{}, {}], models=None), resources))
+    assert counts == [most]
 
 
 def test_an_agent_that_is_refused_ends_the_run_before_ray_starts(started, monkeypatch):

@@ -431,16 +431,19 @@ def test_groups_are_scored_whole_whatever_the_number_of_processes(many, tmp_path
     assert plain(found) == plain(alone) and found[0].calls[0].reward == 3.0
 
 
-def test_forks_follow_their_episode_whatever_the_number_of_processes(many, flow, tmp_path):
+def test_forks_follow_their_episode_whatever_the_number_of_processes(many, flow, tmp_path, monkeypatch):
     algorithm = "algorithm: {estimator: counterfactual, alternatives: 2}\n"
     (tmp_path / "forked.yaml").write_text(FLOW.replace(", frozen: true", "") + algorithm)
     forked = load_workflow(tmp_path / "forked.yaml")
+    monkeypatch.setattr(rollout_processes, "EPISODES_PER_PROCESS", 8)
+    monkeypatch.setattr(rollout_processes, "cores", lambda: 8)
 
     async def main():
         processes = many(3)
         runner = EpisodeRunner(forked, processes._endpoints, {}, seed=7)
-        spread = SpreadRunner(runner, forked, processes, 3)
+        spread = SpreadRunner(runner, forked, processes, "auto")
         found = await spread.run_batch(samples(4), 2, step=0, forked=True)
+        assert all("run_episodes" in actor.called for actor in processes.actors), "8 episodes have up to 16 forks"
         return found, await run_batch(runner, samples(4), 2, step=0, forked=True)
 
     found, alone = asyncio.run(main())

@@ -53,6 +53,7 @@ from recipe.dag.train.resume import launch_facts, spent_before
 from recipe.dag.train.rollout import episodes_at_once
 from recipe.dag.train.user_metrics import UserMetrics
 from recipe.dag.workflow import machine
+from recipe.dag.workflow.plan import max_forks
 from recipe.dag.workflow.schema import Workflow
 
 if TYPE_CHECKING:
@@ -252,7 +253,8 @@ async def start(run: Run, inputs: Inputs, resources: Resources) -> None:
     # the most episodes that the run plays at once
     episodes = len(inputs.val) * run.config.validation.n
     if run.trains:
-        episodes = max(episodes, run.config.data.train_batch_size * run.config.actor_rollout_ref.rollout.n)
+        training = run.config.data.train_batch_size * run.config.actor_rollout_ref.rollout.n
+        episodes = max(episodes, training * (1 + max_forks(run.workflow)))
     await resources.start_processes(run.config, run.workflow, episodes=episodes)
 
 

@@ -29,6 +29,7 @@ from recipe.dag.episode.shipment import unpack
 from recipe.dag.episode.tool_limits import most_processes
 from recipe.dag.train.rollout_worker import RolloutWorker, Samples, WorkerSpec
 from recipe.dag.types.record import Episode
+from recipe.dag.workflow.plan import max_forks
 from recipe.dag.workflow.schema import Workflow
 
 logger = logging.getLogger(__name__)
@@ -189,7 +190,8 @@ class SpreadRunner:
     ) -> list[Episode]:
         """Return what the function `run_batch` returns; raise what it raises. Groups are scored in the run's own
         process, where the `earlier` episodes are."""
-        count = min(choose_processes(self._setting, len(samples) * n, cores()), self._processes.count)
+        most = len(samples) * n * (1 + max_forks(self._workflow) if options.get("forked") else 1)
+        count = min(choose_processes(self._setting, most, cores()), self._processes.count)
         if count == 1:
             return await run_batch(self._runner, samples, n, step=step, earlier=earlier, **options)
         options |= {"step": step, "skip": keys_of(earlier)}

@@ -174,13 +174,14 @@ def make_plan(workflow: Workflow) -> Plan:
         training=_levels(training),
         training_derived=any(is_derived(node.id) for node in training),
         max_generated_tokens=sum(agent.max_generated_tokens for agent in agents),
-        max_forks=_max_forks(workflow, agents),
+        max_forks=max_forks(workflow),
     )
 
 
-def _max_forks(workflow: Workflow, agents: tuple[PlannedAgent, ...]) -> int:
+def max_forks(workflow: Workflow) -> int:
+    """Return the most forks of a training episode."""
     forks, trained = workflow.algorithm.forks, workflow.trained_policies()
-    moves = sum(agent.moves for agent in agents if agent.policy in trained)
+    moves = sum(_moves(workflow, _nodes(workflow, agent)) for agent in workflow.agents if agent.policy in trained)
     return forks.most(moves * workflow.episode.max_turns) if forks is not None else 0
 
 
@@ -211,9 +212,8 @@ def _happo_factor(algorithm: Algorithm) -> str | None:
 
 
 def _agent(workflow: Workflow, index: int, agent: Agent) -> PlannedAgent:
-    nodes = tuple(node.id for node in workflow.rollout_nodes if node.agent == agent.name)
-    rounds = {name: loop.max_rounds for loop in workflow.loops.values() for name in loop.nodes}
-    moves = sum(rounds.get(name, 1) * _candidates(workflow, name) for name in nodes)
+    nodes = _nodes(workflow, agent)
+    moves = _moves(workflow, nodes)
     generations = agent.tool_loop.max_generations if agent.tool_loop else 1
     return PlannedAgent(
         name=agent.name,
@@ -227,6 +227,15 @@ def _agent(workflow: Workflow, index: int, agent: Agent) -> PlannedAgent:
         moves=moves,
         max_generated_tokens=moves * workflow.episode.max_turns * generations * agent.sampling.most_tokens,
     )
+
+
+def _nodes(workflow: Workflow, agent: Agent) -> tuple[str, ...]:
+    return tuple(node.id for node in workflow.rollout_nodes if node.agent == agent.name)
+
+
+def _moves(workflow: Workflow, nodes: tuple[str, ...]) -> int:
+    rounds = {name: loop.max_rounds for loop in workflow.loops.values() for name in loop.nodes}
+    return sum(rounds.get(name, 1) * _candidates(workflow, name) for name in nodes)
 
 
 def _candidates(workflow: Workflow, name: str) -> int:
