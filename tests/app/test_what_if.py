@@ -66,6 +66,12 @@ def test_an_episode_that_is_not_there(run, address, message):
         questions_of(run, [record(4)], [address], None)
 
 
+def test_a_fork_is_refused_with_the_episode_that_it_repeats(run):
+    fork = record(6, "0-1", "train") | {"index": 3, "forked": {"from": 1, "at": "two"}}
+    with pytest.raises(UserError, match="repeats another up to two; pass --episode 6/0-1/1 --at two$"):
+        questions_of(run, [fork], ["6/0-1/3"], None)
+
+
 def test_an_agent_is_silent_or_swapped_from_its_first_call_on_and_must_have_one(run):
     def at(place: str | None, agent: str) -> list[str]:
         return [question.at[0] for question in questions_of(run, [record(5)], ["5/val-0/0"], place, agent=agent)]

@@ -78,7 +78,7 @@ def questions_of(
     checkpoint: a checkpoint whose weights answer; None: those of the record
     agent: the one that is silent or swapped from there on
 
-    Raises UserError for what the records lack, and for weights that the run did not keep.
+    Raises UserError for what the records lack, for a fork, and for weights that the run did not keep.
     """
     chosen = [_find(records, address) for address in episodes] or _same_problem(folder, records)
     questions = []
@@ -113,6 +113,9 @@ def _find(records: Iterable[dict[str, Any]], address: str) -> dict[str, Any]:
     wanted = (int(step), uid, int(index))
     for record in records:
         if (record.get("step"), record["uid"], record["index"]) == wanted:
+            if fork := record.get("forked"):  # the seeds of what it repeats are the other's
+                place = f"{step}/{uid}/{fork['from']} --at {fork['at']}"
+                raise UserError(f"--episode {address}: repeats another up to {fork['at']}; pass --episode {place}")
             return record
     raise UserError(f"--episode {address}: no recorded episode; verl-dag trace RUN --list --step {step} lists them")
 
