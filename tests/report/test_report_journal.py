@@ -74,6 +74,15 @@ def test_episodes_are_capped_per_step_and_split(tmp_path, make_episode):
     assert told == [(1, "train"), (1, "train"), (1, "val"), (2, "train"), (2, "train")]
 
 
+def test_forks_are_kept_whole_and_take_no_episodes_place(tmp_path, make_episode):
+    """Of four episodes with two forks each, three are kept, and the forks of the first two: they are three or more."""
+    step = [make_episode(index=k, forked={"from": k % 4, "at": "x"} if k > 3 else None) for k in range(12)]
+    step.sort(key=lambda episode: (episode.index % 4, episode.index))
+    journal = Journal(tmp_path, max_per_step=3)
+    assert journal.episodes(1, step) == 7 and not journal.episodes(1, step)
+    assert [line["index"] for line in lines_of(journal.episodes_path)] == [0, 4, 8, 1, 5, 9, 2]
+
+
 def test_resuming_drops_later_steps_and_the_torn_line(tmp_path, make_episode):
     first = Journal(tmp_path, max_per_step=1)
     for step in range(4):

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -45,26 +44,24 @@ class Journal:
     """Appends to the two files in `folder`, which is created if missing. Keeps no file open."""
 
     def __init__(self, folder: str | Path, max_per_step: int | None = 64, *, compress: bool = False):
-        """max_per_step: episodes of a step and split that are kept; None: all."""
+        """max_per_step: episodes of a step and split that are kept, without forks; None: all. Forks are kept with the
+        first of them, of each all, until they are as many or more."""
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.episodes_path = self.folder / EPISODES[compress]
         self.metrics_path = self.folder / "metrics.jsonl"
         self.max_per_step = max_per_step
-        self._written: Counter[tuple[int, str]] = Counter()
+        self._written: Counter[tuple[int, str, bool]] = Counter()
         self._warned = False
 
     def episodes(self, step: int, episodes: Iterable[Episode], split: str = "train") -> int:
         """Write a line per episode: `step`, `split` ("train" or "validation") and the episode's fields, with long texts
         of environments cut.
 
-        Returns the number of lines written, at most `max_per_step` per step and split. A file that cannot be written
-        causes one warning.
+        Returns the number of lines written. A file that cannot be written causes one warning.
         """
-        room = None if self.max_per_step is None else self.max_per_step - self._written[step, split]
-        lines = (
-            to_json({"step": step, "split": split} | record_of(episode)) + b"\n" for episode in islice(episodes, room)
-        )
+        kept = self._kept(step, episodes, split)
+        lines = (to_json({"step": step, "split": split} | record_of(episode)) + b"\n" for episode in kept)
         count = 0
         try:
             if self.episodes_path.suffix == ".gz":
@@ -79,8 +76,28 @@ class Journal:
             if not self._warned:
                 logger.warning("%s: %s; episodes are not recorded until it can be written", self.episodes_path, error)
             self._warned = True
-        self._written[step, split] += count
+        self._written.update((step, split, episode.forked is not None) for episode in kept[:count])
         return count
+
+    def _kept(self, step: int, episodes: Iterable[Episode], split: str) -> list[Episode]:
+        """Return those of a step's `episodes` for which there is room. Forks are behind the episode that they
+        repeat."""
+        if self.max_per_step is None:
+            return list(episodes)
+        room, room_for_forks = (self.max_per_step - self._written[step, split, forked] for forked in (False, True))
+        kept: list[Episode] = []
+        with_forks = False
+        for episode in episodes:
+            if episode.forked is None:
+                if not room:
+                    break
+                room, with_forks = room - 1, room_for_forks > 0
+            elif with_forks:
+                room_for_forks -= 1
+            else:
+                continue
+            kept.append(episode)
+        return kept
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one line: `step` and all metrics, with null for values that are not finite. Raises OSError: a run that
