@@ -78,6 +78,20 @@ def test_each_tool_is_called_with_arguments_that_fit_its_schema(load):
     assert [result.text for result in first.calls[0].tool_results] == ["{'a': 1, 'how': 'fast'}"]
 
 
+class Named(CharacterTokenizer):
+    """Its template prints the names of tools alone."""
+
+    def apply_chat_template(self, conversation, tools=None, **options):
+        names = [{"is": tool["function"]["name"]} for tool in tools or ()]
+        return super().apply_chat_template(conversation, names, **options)
+
+
+def test_tools_are_called_whatever_the_template_makes_of_their_schemas(load):
+    workflow = load(SCORE + TOOL.replace("RESULT", "'3'"), agent=", tools: [own.py:Add], tool_loop: {}")
+    first, *_ = rehearse(workflow, tokenizers={"main": Named()})
+    assert [len(call.tool_results) for call in first.calls] == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("code", "parts", "message"),
     [

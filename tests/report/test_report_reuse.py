@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from recipe.dag.app import cli
-from recipe.dag.app.inspection import predict_reuse
+from recipe.dag.app.inspection import find_tokenizers, predict_reuse
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.report.reuse import lines_of, reuse_by_node
 
@@ -90,6 +90,22 @@ def test_tokens_are_counted_if_the_tokenizer_is_on_this_machine(monkeypatch, tmp
     assert "(in tokens)" in of_words[0]
     lengths = [int(lines[3].split()[2]) for lines in (of_characters, of_words)]
     assert lengths[0] > 3 * lengths[1] > 0
+
+
+def test_an_api_without_a_tokenizer_gets_none_of_the_current_directory(tmp_path):
+    (tmp_path / "own.py").write_text("def score(episode): ...")
+    (tmp_path / "w.yaml").write_text(
+        """
+dag_id: remote
+agents: [{name: solver, policy: main}, {name: helper, policy: remote}]
+policies: {remote: {api: {base_url: "http://localhost:1/v1", model: m}}, main: {model: {path: m}}}
+nodes:
+  - {id: help, agent: helper}
+  - {id: solve, agent: solver, after: help}
+  - {id: score, reward: "own.py:score", after: solve}
+"""
+    )
+    assert find_tokenizers(load_workflow(tmp_path / "w.yaml"))[1].endswith("policy remote has no tokenizer")
 
 
 def test_what_a_runs_servers_measured_stands_beside_the_prediction(monkeypatch, tmp_path):

@@ -60,7 +60,9 @@ def find_tokenizers(workflow: Workflow) -> tuple[dict[str, Any] | None, str]:
         try:
             model = workflow.policies[workflow.base_of(name)].model
             if policy.api is not None:
-                model = Model(path=policy.api.tokenizer or "")
+                if policy.api.tokenizer is None:
+                    return None, f"characters, since policy {name} has no tokenizer"
+                model = Model(path=policy.api.tokenizer)
             path = str(Path(resolve_env(model.path)).expanduser())
             found[name] = load_tokenizer(model, path, local_files_only=True)
         except Exception:  # transformers raises any kind for files that are no tokenizer's

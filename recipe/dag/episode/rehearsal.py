@@ -82,27 +82,22 @@ class CharacterTokenizer:
 
 
 class Script:
-    """A GenerationClient that first calls each tool of `requests` and then answers."""
+    """A GenerationClient that first makes each tool call of `requests` and then answers."""
 
-    def __init__(self, tokenizer: Any, answer: str, requests: Mapping[str, str], by_agent: Mapping[str, str]):
-        """`requests`: tool call, as an agent with a tool loop writes it, by a text that its prompt contains.
-        `by_agent`: tool call by agent, for agents whose prompt does not show the tool."""
-        self._tokenizer, self._answer, self._requests, self._by_agent = tokenizer, answer, requests, by_agent
+    def __init__(self, tokenizer: Any, answer: str, requests: Mapping[str, Sequence[str]]):
+        """`requests`: tool calls, as an agent with a tool loop writes them, by agent."""
+        self._tokenizer, self._answer, self._requests = tokenizer, answer, requests
         try:
             self._end = end_of_turn_id(tokenizer)
         except UserError:  # of a template that no agent may need
             self._end = tokenizer.eos_token_id
-        self._asked: Counter[tuple[str, str]] = Counter()
+        self._asked: Counter[str] = Counter()
 
     async def generate(self, request_id: str, prompt_ids: list[int], sampling: dict[str, Any]) -> Generation:
-        prompt, text = self._tokenizer.decode(prompt_ids), self._answer
-        own = ((name, request) for name, request in self._by_agent.items() if request_id.endswith(f"-{name}"))
-        by_marker = ((marker, request) for marker, request in self._requests.items() if marker in prompt)
-        for marker, request in (*own, *by_marker):
-            if not self._asked[request_id, marker]:
-                self._asked[request_id, marker] += 1
-                text = request
-                break
+        _, _, agent = request_id.split("-", 2)
+        calls = [*self._requests.get(agent, ()), self._answer]
+        text = calls[min(self._asked[request_id], len(calls) - 1)]
+        self._asked[request_id] += 1
         ids = [*self._tokenizer.encode(text, add_special_tokens=False), self._end][: sampling["max_tokens"]]
         return Generation(ids, [-1.0] * len(ids), "stop" if ids[-1] == self._end else "length")
 
@@ -175,18 +170,16 @@ async def _rehearse(
     workflow = with_stand_ins(with_all_tokens(strict(workflow)))
     sandbox = cast(SandboxClient, NoSandbox())
     tools = make_tools(workflow, sandbox, online=False)
-    requests, by_agent = {}, {}
+    requests = {}
     for agent in workflow.agents:
-        agent_tools = [tools[spec.key] for spec in agent.tools]
-        if agent.tool_loop is not None and agent.tool_loop.format == "hermes":
-            requests |= {json.dumps(tool.schema, default=str): tool_request(agent, tool) for tool in agent_tools}
-        elif agent.tool_loop is not None:
-            by_agent[agent.name] = tool_request(agent, agent_tools[0])
+        if agent.tool_loop is not None:
+            written = agent.tools if agent.tool_loop.format == "hermes" else agent.tools[:1]
+            requests[agent.name] = [tool_request(agent, tools[spec.key]) for spec in written]
     episodes = []
     try:
         for index, answer in enumerate(_filled(answers, sample)):
             endpoints = {
-                policy: PolicyEndpoint(Script(tokenizer, answer, requests, by_agent), tokenizer, MAX_TOKENS)
+                policy: PolicyEndpoint(Script(tokenizer, answer, requests), tokenizer, MAX_TOKENS)
                 for policy, tokenizer in tokenizers.items()
             }
             runner = EpisodeRunner(workflow, endpoints, tools, seed=0, sandbox=sandbox)
