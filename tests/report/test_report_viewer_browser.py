@@ -428,22 +428,27 @@ def _noisy_metrics() -> list[dict]:
     ]
 
 
-def test_what_the_screens_compute(run, tmp_path):
+def computed(text: str, tmp_path, values: dict) -> dict:
+    """What a script of the page's modules prints."""
     if shutil.which("node") is None:
         pytest.skip("no node on PATH")
-    trained = replace(run, records=[one for one in run.records if one["split"] == "train"])
-    index, audited = parts_of(trained)["index"], parts_of(_flagged(trained))["index"]
-    lines = _noisy_metrics()
-    noisy = parts_of(replace(trained, metrics=lines))["index"]
     modules = tmp_path / "web"
     shutil.copytree(WEB, modules)
     (modules / "package.json").write_text('{"type": "module"}')
     script = tmp_path / "script.mjs"
-    values = {"URL": modules.as_uri(), "INDEX": index, "AUDITED": audited, "NOISY": noisy}
-    script.write_text(re.sub("|".join(values), lambda name: json.dumps(values[name[0]]), NODE))
+    values["URL"] = modules.as_uri()
+    script.write_text(re.sub("|".join(values), lambda name: json.dumps(values[name[0]]), text))
     done = subprocess.run(["node", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    got = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_what_the_screens_compute(run, tmp_path):
+    trained = replace(run, records=[one for one in run.records if one["split"] == "train"])
+    index, audited = parts_of(trained)["index"], parts_of(_flagged(trained))["index"]
+    lines = _noisy_metrics()
+    noisy = parts_of(replace(trained, metrics=lines))["index"]
+    got = computed(NODE, tmp_path, {"INDEX": index, "AUDITED": audited, "NOISY": noisy})
     assert got["kinds"] == ["mixed", "mixed"] and got["history"] == ["1-a", "2-a"]
     assert got["alike"] == [["2-a", "2-a"], ["2-b", "2-b"]]
     (difference,) = got["differences"]
@@ -470,6 +475,34 @@ def test_what_the_screens_compute(run, tmp_path):
     ]
     (low,) = got["alarms"][1]
     assert got["alarms"][0] == 1 and "a supplies 1 % of the gradient's tokens" in low
+
+
+FORKS = """
+const { Model, cellOf, creditOf, differences, nodeNumbers } = await import(URL + "/model.js");
+const model = new Model(INDEX);
+const { solved, graded, reward, episodes } = cellOf(model.at(1));
+console.log(JSON.stringify({
+  cell: [solved, graded, reward, episodes.length],
+  nodes: [...nodeNumbers(model.at(1)).calls].map(([node, calls]) => [node, calls.length]),
+  credit: creditOf(model.at(1), model.agents).map((one) => [one.calls, one.reward, one.advantages]),
+  differences: differences(model.at(1)).length,
+}));
+"""
+
+
+def test_what_forks_repeat_counts_once(run, tmp_path):
+    """A solved episode, and one that is not with a fork at `check` that is."""
+    records = [one for one in run.records if one["split"] == "train" and one["uid"] == "1-a"][:3]
+    plan, check = records[2]["calls"]
+    calls = [plan | {"replayed": True, "train": False, "advantage": None}, check]
+    records[2] = records[2] | {"forked": {"from": 1, "at": "check"}, "calls": calls}
+    got = computed(FORKS, tmp_path, {"INDEX": parts_of(replace(run, records=records))["index"]})
+    assert got == {
+        "cell": [1, 2, 0.5, 3],
+        "nodes": [["plan", 2], ["check", 2]],
+        "credit": [[2, 0.5, [0, 0]], [3, 0, [1, -1, 1]]],
+        "differences": 1,
+    }
 
 
 def test_the_modules_have_the_types_that_their_comments_say():

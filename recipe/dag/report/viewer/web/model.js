@@ -141,12 +141,14 @@ export function rewardOf(episode, agents) {
 export const kept = (episode) => episode.calls.filter((call) => !call.dropped);
 
 /**
+ * Forks are in `episodes` alone: there are more of a longer episode, and they repeat it.
  * @param {Episode[]} group
  * @returns {Cell}
  */
 export function cellOf(group) {
-  const graded = group.filter((one) => one.outcome !== null);
-  const rewards = group.flatMap((one) => rewardOf(one) ?? []);
+  const own = group.filter((one) => !one.forked);
+  const graded = own.filter((one) => one.outcome !== null);
+  const rewards = own.flatMap((one) => rewardOf(one) ?? []);
   const solved = graded.filter(isSolved).length;
   return { step: group[0].step, solved, graded: graded.length, reward: mean(rewards), episodes: group };
 }
@@ -175,7 +177,7 @@ function kindOf(cells) {
 }
 
 /**
- * Numbers per node over some episodes.
+ * Numbers per node over some episodes, without forks.
  * @param {Episode[]} episodes
  */
 export function nodeNumbers(episodes) {
@@ -185,7 +187,7 @@ export function nodeNumbers(episodes) {
   const skipped = new Map();
   /** @type {Map<string, number[]>} */
   const paid = new Map();
-  for (const episode of episodes) {
+  for (const episode of episodes.filter((one) => !one.forked)) {
     for (const call of kept(episode)) {
       append(calls, call.node, call);
       for (const [payer, part] of Object.entries(call.parts)) {
@@ -200,7 +202,8 @@ export function nodeNumbers(episodes) {
 }
 
 /**
- * What each agent earned and what it was taught.
+ * What each agent earned and what it was taught. Of forks, what they repeat does not count, nor their rewards in the
+ * mean.
  * @param {Episode[]} episodes
  * @param {string[]} agents
  * @returns {AgentCredit[]}
@@ -216,7 +219,7 @@ export function creditOf(episodes, agents) {
   return agents.map((agent) => {
     const own = episodes.flatMap((one) =>
       kept(one)
-        .filter((call) => call.agent === agent)
+        .filter((call) => call.agent === agent && !call.replayed)
         .map((call) => ({ one, call })),
     );
     const trained = own.filter(({ call }) => call.advantage !== null && call.advantage !== undefined);
@@ -236,7 +239,7 @@ export function creditOf(episodes, agents) {
     return {
       agent,
       calls: own.length,
-      reward: mean(own.flatMap(({ call }) => call.reward ?? [])),
+      reward: mean(own.flatMap(({ one, call }) => (one.forked ? [] : (call.reward ?? [])))),
       advantages,
       size: mean(advantages.map(Math.abs)),
       mass: trained.length && whole ? mass.get(agent) / whole : null,
@@ -262,14 +265,14 @@ export function aboveSiblings(group, call, payer) {
 }
 
 /**
- * What told the solved siblings from the others: means of numbers per node, the largest effect first.
+ * What told the solved siblings from the others, without forks: means of numbers per node, the largest effect first.
  * @param {Episode[]} group
  * @returns {Difference[]}
  */
 export function differences(group) {
   /** @type {Map<string, [number[], number[]]>} */
   const values = new Map();
-  for (const episode of group.filter((one) => one.outcome !== null)) {
+  for (const episode of group.filter((one) => one.outcome !== null && !one.forked)) {
     for (const [label, value] of features(episode)) {
       const pair = values.get(label) ?? [[], []];
       pair[isSolved(episode) ? 0 : 1].push(value);
