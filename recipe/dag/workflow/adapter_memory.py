@@ -46,8 +46,9 @@ def adapter_parameters(workflow: Workflow, name: str, size: ModelSize) -> tuple[
 
 
 def served_adapters(workflow: Workflow, base: str, size: ModelSize, backend: str | None) -> Served:
-    """Return what servers of a policy's model hold of the adapters on it. `backend`: SGLang's `lora_backend`, None for
-    dense products. Raises UserError as `adapter_parameters` does."""
+    """Return what servers of a policy's model hold of the adapters on it; an upper bound with tensor parallelism, which
+    divides most of it. `backend`: SGLang's `lora_backend`, None for dense products. Raises UserError as
+    `adapter_parameters` does."""
     adapters = {name: workflow.policies[name].lora for name in workflow.adapters_of(base)}
     ranks = [shape_of(lora, f"policies.{name}.lora.path").rank for name, lora in adapters.items() if lora is not None]
     if not ranks:
