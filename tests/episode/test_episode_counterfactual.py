@@ -103,6 +103,7 @@ def test_a_fork_repeats_what_it_does_not_change_and_learns_from_its_own_call(wor
         (0, None), (2, (0, "x")), (4, (0, "x")), (6, (0, "y")), (8, (0, "y")), (10, (0, "z")), (12, (0, "z")),
     ]  # fmt: skip
     assert [e.index for e in episodes[7:]] == [1, 3, 5, 7, 9, 11, 13] and len(ended) == 14
+    assert ended[0].forked and not ended[-1].forked, "forks are reported as they end, their episode behind them"
     for episode in episodes:
         sampled = [call.node for call in episode.calls if not call.replayed]
         at = episode.forked["at"] if episode.forked else None

@@ -88,21 +88,23 @@ async def play_batch(
 ) -> list[Episode]:
     """Return n episodes of each (sample, uid): all of the first sample, then all of the second. `forked`: behind each
     episode `index` its forks that the algorithm asks for, with the indices index + n, index + 2n, and so on. `on_done`
-    is called on the loop for each episode when it and its forks have ended. Episodes whose (uid, index) is in `skip`
-    are left out. Raises UserError for an error of the user's code."""
+    is called on the loop for each fork when it has ended, and for each episode when its forks have, too. Episodes whose
+    (uid, index) is in `skip` are left out. Raises UserError for an error of the user's code."""
     in_flight = asyncio.Semaphore(max_in_flight)
 
     async def run_all(sample: dict[str, Any], uid: str, index: int) -> list[Episode]:
         async def run_one(number: int, fork: Fork | None = None) -> Episode:
             async with in_flight:
-                return await runner.run(sample, uid, index + n * number, step=step, validate=validate, fork=fork)
+                episode = await runner.run(sample, uid, index + n * number, step=step, validate=validate, fork=fork)
+            if on_done is not None and fork is not None:
+                on_done(episode)
+            return episode
 
         trunk = await run_one(0)
         forks = runner.forks_of(trunk, step=step) if forked else []
         episodes = [trunk, *await together(run_one(number, fork) for number, fork in enumerate(forks, 1))]
         if on_done is not None:  # after the forks, since a worker ships what has ended, and the forks repeat it
-            for episode in episodes:
-                on_done(episode)
+            on_done(trunk)
         return episodes
 
     with watched(asyncio.get_running_loop(), "all episodes"), rare_collections():
