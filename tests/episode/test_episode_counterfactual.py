@@ -142,6 +142,9 @@ def test_a_fork_that_fails_is_no_reward(world):
     advantages = estimate(flow.algorithm, rows)[0]
     of_x = {r.episode: a[0].item() for r, a in zip(rows, advantages, strict=True) if r.calls[0].node == "x" and len(a)}
     assert of_x == {0: PAYOFF["aaa"] - PAYOFF["baa"], 2: PAYOFF["baa"] - PAYOFF["aaa"]}
+    assert len(rows_of(episodes, on_failure="drop_group")) == len(rows_of(episodes)) > 0
+    episodes[0].fault = episodes[1].fault
+    assert rows_of(episodes, on_failure="drop_group") == []
 
 
 def test_a_tool_that_does_not_repeat_its_results_masks_the_fork(world):

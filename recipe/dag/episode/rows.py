@@ -27,9 +27,10 @@ def rows_of(
     """Return the rows of all policies, including frozen ones, in the order of the episodes and their calls; the
     candidates that were not kept come after the calls of their episode, each as a row by itself, without a reward.
 
-    Dropped are: episodes that a fault ended (with drop_group: their whole group); calls that a hook or a reward
-    function excluded from training; calls of API policies; calls without a sampled token; with train_turns `last`,
-    calls before the last turn in which the episode sampled a token. The reward of a call that no node rewarded is 0.0.
+    Dropped are: episodes that a fault ended (with drop_group: their whole group, unless they are forks); calls that a
+    hook or a reward function excluded from training; calls of API policies; calls without a sampled token; with
+    train_turns `last`, calls before the last turn in which the episode sampled a token. The reward of a call that no
+    node rewarded is 0.0.
 
     merge: a call whose prompt begins with an earlier row of the same episode and policy, token by token, joins that
         row, whichever agents they are of; of several such rows, the latest of the longest.
@@ -109,7 +110,8 @@ def _candidate(episode: Episode, call: Call, position: int) -> Candidate | None:
 
 
 def _trained_episodes(episodes: Sequence[Episode], on_failure: str) -> Iterator[Episode]:
-    dropped = {episode.uid for episode in episodes if episode.fault} if on_failure == "drop_group" else set()
+    failed = (episode.uid for episode in episodes if episode.fault and not episode.forked)
+    dropped = set(failed) if on_failure == "drop_group" else set()
     return (episode for episode in episodes if not episode.fault and episode.uid not in dropped)
 
 
