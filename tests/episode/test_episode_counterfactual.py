@@ -147,6 +147,34 @@ def test_a_fork_that_fails_is_no_reward(world):
     assert rows_of(episodes, on_failure="drop_group") == []
 
 
+def test_a_fork_plays_the_index_of_its_episode(world):
+    """A prompt and a reward that depend on the index, as in self-play with sides."""
+    hook = """
+def pre_process(tokenizer, prompt_ids, obs, *, context):
+    return prompt_ids + tokenizer.encode(f"player {context.episode % 2}")
+"""
+    pay = "def pay(episode):\n    return {call.agent: [float(episode.index)] for call in episode.calls}\n"
+    nodes = [
+        {"id": "x"},
+        {"id": "y", "agent": "agent1", "after": ["x"], "hooks": "h.py"},
+        {"id": "pay", "reward": "pay.py:pay", "after": ["y"]},
+    ]
+    algorithm = make_algorithm("counterfactual", alternatives=3)
+    flow = world.workflow(nodes, files={"h.py": hook, "pay.py": pay}, algorithm=algorithm, episode={"retries": 0})
+
+    def answer(prompt, sampling, request):
+        return prompt.split("player ")[1][0] if "agent1" in request else "x"
+
+    episodes, _ = played(world, flow, Client(answer), n=3)
+    assert [e.fault for e in episodes] == [None] * 15 and [e.index for e in episodes] == [
+        k + 3 * number for k in range(3) for number in range(5)
+    ]
+    for episode in episodes:
+        index = episode.forked["from"] if episode.forked else episode.index
+        assert episode.calls[1].text == str(index % 2)
+        assert [call.reward for call in episode.calls] == [index, index]
+
+
 def test_a_tool_that_does_not_repeat_its_results_masks_the_fork(world):
     def answer(prompt, sampling, request):
         if "tool_response" in prompt or "agent1" in request:

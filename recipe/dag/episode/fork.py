@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from recipe.dag.core.errors import ForkFault, UserError
 from recipe.dag.endpoint.client import ChatAnswer
@@ -43,6 +44,11 @@ class Fork:
     trunk: Episode | None = None
     """In training: the recorded episode, with whose answer at `at` the fork's is compared."""
     at: Slot | None = None
+
+    @property
+    def forked(self) -> dict[str, Any] | None:
+        """`Episode.forked` of what it plays."""
+        return {"from": self.trunk.index, "at": name_of(self.at)} if self.trunk and self.at else None
 
     def silence(self, call: Call) -> str | None:
         """Return why the call has no answer and an empty text, or None if it has one."""
@@ -85,9 +91,8 @@ class Fork:
 
     def mark(self, episode: Episode) -> None:
         """Let a fork in training say what it repeats, and be trained on in the call at the fork alone."""
-        if self.trunk is None or self.at is None:
+        if self.trunk is None:
             return
-        episode.forked = {"from": self.trunk.index, "at": name_of(self.at)}
         for call in episode.calls:
             recorded = self.recorded.get(key_of(call))
             call.replayed = recorded is not None and _said(recorded) == _said(call)

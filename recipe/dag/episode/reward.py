@@ -183,9 +183,11 @@ _VALUES = [
 
 
 def scratch(episode: Episode) -> Episode:
-    """Return a copy that shares nothing mutable with `episode`."""
+    """Return a copy that shares nothing mutable with `episode`; that of a fork has the index of what it repeats, as its
+    contexts have."""
     return replace(
         episode,
+        index=episode.trunk,
         sample=plain_copy(episode.sample),
         calls=[_copy(call) for call in episode.calls],
         dropped=[_copy(call) for call in episode.dropped],

@@ -291,7 +291,7 @@ class Rollout:
         return Context(
             sample=episode.sample,
             uid=episode.uid,
-            episode=episode.index,
+            episode=episode.trunk,
             turn=turn.number,
             max_turns=self._limits.max_turns,
             agent=agent,

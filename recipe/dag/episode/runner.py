@@ -99,7 +99,7 @@ class EpisodeRunner:
         usage: dict[str, Usage] = {}
         while True:
             attempts += 1
-            episode = Episode(uid, index, plain_copy(sample), faults=faults, attempts=attempts)
+            episode = Episode(uid, index, plain_copy(sample), faults=faults, attempts=attempts, forked=fork.forked)
             fault = await self._attempt(Attempt(episode, self._seed, step, validate, started, fork))
             episode.seconds = time.perf_counter() - started
             fork.mark(episode)

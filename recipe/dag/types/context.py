@@ -50,7 +50,7 @@ class Context:
     uid: str
     """Identifies the sample; all episodes of one group share it."""
     episode: int
-    """Index of the episode in its group."""
+    """Index of the episode in its group; of a fork in training, that of the episode that it repeats."""
     turn: int
     """From 0."""
     max_turns: int

@@ -274,6 +274,11 @@ class Episode:
     was sampled again; None for other episodes."""
 
     @property
+    def trunk(self) -> int:
+        """Index of the episode that it was forked from, or is; hooks and rewards of both are shown this one."""
+        return self.forked["from"] if self.forked else self.index
+
+    @property
     def all_calls(self) -> list[Call]:
         """`calls` and then `dropped`; `RowCall.position` is an index of this list."""
         return [*self.calls, *self.dropped]
