@@ -56,10 +56,10 @@ def game(world, **options):
     return world.workflow(NODES, files={"pay.py": PAY.format(PAYOFF=PAYOFF)}, algorithm=algorithm)
 
 
-def played(world, flow, client, n=1, tools=(), **options):
+def played(world, flow, client, n=1, tools=(), forked=("main",), **options):
     """The episodes of a step of one sample, and their rows."""
     runner = world.runner(flow, client, tools)
-    episodes = asyncio.run(run_batch(runner, [(world.sample(), "u")], n, step=0, forked=True, **options))
+    episodes = asyncio.run(run_batch(runner, [(world.sample(), "u")], n, step=0, forked=forked, **options))
     trainable = rows_of(episodes, unscored=flow.algorithm.unscored_scope, keep_unsampled_rewarded=True)
     return episodes, trainable
 
@@ -145,6 +145,17 @@ def test_a_fork_that_fails_is_no_reward(world):
     assert len(rows_of(episodes, on_failure="drop_group")) == len(rows_of(episodes)) > 0
     episodes[0].fault = episodes[1].fault
     assert rows_of(episodes, on_failure="drop_group") == []
+
+
+def test_decisions_of_policies_that_do_not_learn_in_the_step_are_not_forked(world):
+    policies = {name: {"model": {"path": "m"}, "train_cycle": 1} for name in ("main", "other")}
+    algorithm = make_algorithm("counterfactual", alternatives=2)
+    agents = [{}, {"policy": "other"}, {}]
+    files = {"pay.py": PAY.format(PAYOFF=PAYOFF)}
+    flow = world.workflow(NODES, agents=agents, files=files, policies=policies, algorithm=algorithm)
+    for forked, at in ((["main"], ["x", "z"]), (["other"], ["y"]), ([], [])):
+        episodes, _ = played(world, flow, Client(lambda *_: "a"), forked=forked)
+        assert [episode.forked["at"] for episode in episodes[1:]] == at
 
 
 def test_a_fork_plays_the_index_of_its_episode(world):

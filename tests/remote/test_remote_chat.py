@@ -404,7 +404,7 @@ def test_a_fork_repeats_calls_of_an_api_without_requests(world):
             endpoints = remotes.endpoints | {"own": PolicyEndpoint(world.Client(), world.Tokenizer(), 4096)}
             runner = EpisodeRunner(workflow, endpoints, {}, seed=0)
             try:
-                return await run_batch(runner, [(world.sample(), "u")], 1, step=0, forked=True)
+                return await run_batch(runner, [(world.sample(), "u")], 1, step=0, forked=["own"])
             finally:
                 await remotes.close()
 

@@ -136,7 +136,7 @@ def test_what_a_call_without_tokens_earned_is_left_to_chained_credit():
 def test_a_resumed_run_draws_the_samples_that_it_would_have_drawn(monkeypatch, resumed_after):
     """Each sample's fate depends on itself, so steps roll out one to three batches."""
 
-    async def roll_out(config, runner, samples, n, step, *, validate, title):
+    async def roll_out(config, runner, samples, n, step, *, validate, title, forked):
         return [e for sample, uid in samples for e in group(uid, "01" if sample["lucky"] else "11")]
 
     monkeypatch.setattr(trainer, "roll_out", roll_out)

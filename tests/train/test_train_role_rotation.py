@@ -55,7 +55,7 @@ def test_a_run_rolls_out_and_trains_with_the_policies_of_its_step_and_validates_
     """Step 3 of a run is the first one in which the roles are exchanged."""
     seen: dict[str, list] = {"rolled": [], "trained": []}
 
-    async def roll_out(config, runner, samples, n, step, *, validate, title):
+    async def roll_out(config, runner, samples, n, step, *, validate, title, forked=()):
         seen["rolled"].append((validate, policies_of(runner.workflow)[:2]))
         return []
 

@@ -442,9 +442,9 @@ def test_forks_follow_their_episode_whatever_the_number_of_processes(many, flow,
         processes = many(3)
         runner = EpisodeRunner(forked, processes._endpoints, {}, seed=7)
         spread = SpreadRunner(runner, forked, processes, "auto")
-        found = await spread.run_batch(samples(4), 2, step=0, forked=True)
+        found = await spread.run_batch(samples(4), 2, step=0, forked=["main"])
         assert all("run_episodes" in actor.called for actor in processes.actors), "8 episodes have up to 16 forks"
-        return found, await run_batch(runner, samples(4), 2, step=0, forked=True)
+        return found, await run_batch(runner, samples(4), 2, step=0, forked=["main"])
 
     found, alone = asyncio.run(main())
     assert [(episode.uid, episode.index) for episode in found[:7]] == [

@@ -65,7 +65,7 @@ def loop(monkeypatch, tmp_path):
         spend: Callable[[], None] = lambda: None,
         on_flag: str = "report",
     ):
-        async def roll_out(config, runner, samples, n, step, *, validate, title):
+        async def roll_out(config, runner, samples, n, step, *, validate, title, forked=()):
             spend()
             if (step, validate) == ends_at:
                 raise UserError("rewards.py:3: KeyError: 'answer'")
@@ -257,6 +257,24 @@ def test_what_the_monitors_flag_is_counted_and_recorded_and_may_end_the_run(loop
     records = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
     (flags,) = [record["flags"] for record in records if record["flags"]]
     assert flags == [{"rule": "judge_injection", "reason": "the text addresses a judge: Dear judge", "call": 0}]
+
+
+def test_forks_are_made_for_the_policies_that_learn(loop, monkeypatch):
+    policies = {name: {"model": {"path": "m"}, "train_cycle": 2} for name in ("main", "other")}
+    agents = [{"name": "solver", "policy": "main"}, {"name": "helper", "policy": "other"}]
+    flow = Workflow(path="w", dag_id="w", agents=agents, policies=policies, nodes=[])
+    monkeypatch.setattr(sys.modules[__name__], "workflow", lambda: flow)
+    made, _ = loop(None)
+    roll_out, forked = trainer.roll_out, []
+
+    async def watched(*args, **keys):
+        forked.append(keys["forked"])
+        episodes = await roll_out(*args, **keys)
+        return episodes
+
+    monkeypatch.setattr(trainer, "roll_out", watched)
+    asyncio.run(made.train())
+    assert forked == [["main"], ["main"], ["other"], ["other"], ["main"]]
 
 
 def test_a_step_whose_validation_ends_the_run_is_reported_and_kept(loop, tmp_path):

@@ -81,15 +81,16 @@ async def play_batch(
     *,
     step: int,
     validate: bool = False,
-    forked: bool = False,
+    forked: Collection[str] = (),
     max_in_flight: int = 512,
     skip: Collection[tuple[str, int]] = (),
     on_done: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
     """Return n episodes of each (sample, uid): all of the first sample, then all of the second. `forked`: behind each
-    episode `index` its forks that the algorithm asks for, with the indices index + n, index + 2n, and so on. `on_done`
-    is called on the loop for each fork when it has ended, and for each episode when its forks have, too. Episodes whose
-    (uid, index) is in `skip` are left out. Raises UserError for an error of the user's code."""
+    episode `index` its forks that the algorithm asks for at calls of these policies, with the indices index + n,
+    index + 2n, and so on. `on_done` is called on the loop for each fork when it has ended, and for each episode when
+    its forks have, too. Episodes whose (uid, index) is in `skip` are left out. Raises UserError for an error of the
+    user's code."""
     in_flight = asyncio.Semaphore(max_in_flight)
 
     async def run_all(sample: dict[str, Any], uid: str, index: int) -> list[Episode]:
@@ -101,7 +102,7 @@ async def play_batch(
             return episode
 
         trunk = await run_one(0)
-        forks = runner.forks_of(trunk, step=step) if forked else []
+        forks = runner.forks_of(trunk, step=step, policies=forked) if forked else []
         episodes = [trunk, *await together(run_one(number, fork) for number, fork in enumerate(forks, 1))]
         if on_done is not None:  # after the forks, since a worker ships what has ended, and the forks repeat it
             on_done(trunk)

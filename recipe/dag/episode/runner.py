@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from recipe.dag.core.errors import Fault, TimeoutFault, UserError, boundary
@@ -120,12 +120,13 @@ class EpisodeRunner:
                 raise run_error(fault, f"episode {uid}-{index}", spec) from fault
             await asyncio.sleep(pause_s(attempts))
 
-    def forks_of(self, trunk: Episode, *, step: int) -> list[Fork]:
-        """Return the forks of an episode of a training step, in which its algorithm has decisions made again."""
+    def forks_of(self, trunk: Episode, *, step: int, policies: Collection[str]) -> list[Fork]:
+        """Return the forks of an episode of a training step, in which its algorithm has decisions of `policies` made
+        again."""
         forks = self._workflow.algorithm.forks
         if forks is None or trunk.fault is not None:
             return []
-        own = [c for c in trunk.calls if c.agent in self._trained and c.train and 1 in c.response_mask]
+        own = [c for c in trunk.calls if c.policy in policies and c.train and 1 in c.response_mask]
         drawn = random.Random(f"{self._seed} {step} {trunk.uid} {trunk.index}")
         chosen = sorted(drawn.sample(range(len(own)), min(len(own), forks.decisions or len(own))))
         at = [key_of(own[position])[:3] for position in chosen]

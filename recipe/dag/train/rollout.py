@@ -5,6 +5,7 @@ Invariant: nothing here needs Ray, verl or torch, so that an evaluation of model
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -39,10 +40,11 @@ async def roll_out(
     *,
     validate: bool,
     title: str,
+    forked: Collection[str] = (),
     log: EvaluationLog | None = None,
 ) -> list[Episode]:
-    """Run n episodes of each (sample, uid), with a progress bar. log: where each is recorded as it ends, and those that
-    it holds already are left out."""
+    """Run n episodes of each (sample, uid), with a progress bar. forked: the policies at whose calls an algorithm with
+    forks makes them. log: where each is recorded as it ends, and those that it holds already are left out."""
     earlier = [] if log is None else list(log.finished.values())
     with Progress(len(samples) * n - len(earlier), title, enabled=config.rollout.progress) as progress:
 
@@ -57,7 +59,7 @@ async def roll_out(
             n,
             step=step,
             validate=validate,
-            forked=not validate,
+            forked=forked,
             max_in_flight=episodes_at_once(config),
             earlier=earlier,
             on_done=done,

@@ -39,7 +39,7 @@ from recipe.dag.report.progress import TrainingPasses
 from recipe.dag.report.results import write_results
 from recipe.dag.report.starvation import Starvation
 from recipe.dag.train import checkpoint
-from recipe.dag.train.alternation import as_bound
+from recipe.dag.train.alternation import actor_updates_at, as_bound
 from recipe.dag.train.call_filter import outside_loss, penalise_overlong, void_metrics
 from recipe.dag.train.inputs import Inputs
 from recipe.dag.train.resources import Resources
@@ -257,7 +257,8 @@ class Trainer:
             samples = [(self.inputs.train[index], f"{epoch}-{index}") for index, epoch in picks]
             n = int(self.config.actor_rollout_ref.rollout.n)
             title = f"step {step}: rollout" + f", batch {number + 1}" * bool(number)
-            episodes = await roll_out(self.config, runner, samples, n, step, validate=False, title=title)
+            actors = [name for name in workflow.trained_policies() if actor_updates_at(workflow, name, step - 1)]
+            episodes = await roll_out(self.config, runner, samples, n, step, validate=False, forked=actors, title=title)
             penalise_overlong(episodes, workflow, int(self.config.data.max_response_length))
             self.monitors.flag(episodes)
             return episodes
