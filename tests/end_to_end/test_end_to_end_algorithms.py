@@ -73,7 +73,7 @@ def score(episode):
 def test_episodes_are_forked_and_go_on_after_a_checkpoint(material, tmp_path):
     metrics, out = two_steps(material, tmp_path, FORKED, SAID, "actor_rollout_ref.rollout.n=1")
 
-    assert [metrics[step]["episode/count"] for step in (1, 2)] == [4 * (1 + 4)] * 2
+    assert [(metrics[step]["episode/count"], metrics[step]["episode/forks"]) for step in (1, 2)] == [(4, 4 * 4)] * 2
     assert metrics[1]["policy/main/grad_norm"] > 0 and metrics[1]["train/rows"] == 4 * (2 + 4)
     trunk, *forks = [episode for episode in episodes_of(out) if episode["step"] == 1][:5]
     assert trunk["forked"] is None and [fork["index"] for fork in forks] == [1, 2, 3, 4]

@@ -186,6 +186,47 @@ def pre_process(tokenizer, prompt_ids, obs, *, context):
         assert [call.reward for call in episode.calls] == [index, index]
 
 
+GUESS = """
+class Guess:
+    def reset(self):
+        return "start"
+    def step(self, actions, ground_truth):
+        return "no", float(actions[0] == "0"), actions[0] == "0", {}
+"""
+GRADE = """
+def grade(episode):
+    first, check = episode.calls[0].text, [call for call in episode.calls if call.agent == "agent1"]
+    episode.outcome = float(first == "0")
+    episode.info = {"last": int(episode.calls[-1].text), "coach/agent0/mean": float(first), "coach/agent0/count": 1}
+    return {"agent1": [None if call.text == "1" else 1.0 for call in check]}
+"""
+
+
+def test_means_are_those_of_the_run_without_forks(world):
+    """An env that ends on success: of a long episode, more is forked."""
+    nodes = [
+        {"id": "guess", "env": "guess.py:Guess", "sees_env": True, "env_pays": True},
+        {"id": "check", "agent": "agent1", "after": ["guess"], "when": {"node": "guess", "equals": "0"}},
+        {"id": "grade", "reward": "grade.py:grade", "after": ["check"]},
+    ]
+    flow = world.workflow(
+        nodes,
+        files={"guess.py": GUESS, "grade.py": GRADE},
+        algorithm=make_algorithm("counterfactual", alternatives=4),
+        episode={"max_turns": 10},
+    )
+    client = Client(lambda prompt, sampling, request: str(sampling["seed"] % 2))
+    plain, _ = played(world, flow, client, n=50, forked=())
+    decisions, requests = sum(call.train for episode in plain for call in episode.calls), len(client.requests)
+    episodes, _ = played(world, flow, client, n=50)
+    metrics, expected = rollout_metrics(episodes, flow), rollout_metrics(plain, flow)
+    assert metrics.pop("episode/forks") == 3 * decisions and len(episodes) == 50 + 3 * decisions
+    assert metrics["tokens/sampled"] == 2 * (len(client.requests) - requests) > 2 * expected["tokens/sampled"]
+    differ = {key for key in metrics.keys() | expected.keys() if metrics.get(key) != expected.get(key)}
+    assert {key for key in differ if "seconds" not in key} == {"tokens/prompt", "tokens/sampled"}
+    assert 0 < expected["agent/agent1/skipped"] < 1 and expected["left_out/calls_unscored"] > 0
+
+
 def test_a_tool_that_does_not_repeat_its_results_masks_the_fork(world):
     def answer(prompt, sampling, request):
         if "tool_response" in prompt or "agent1" in request:

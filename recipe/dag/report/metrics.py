@@ -6,7 +6,7 @@ occur (faults, masked episodes, retried tools) are true zeros.
 
 Faults are counted over all episodes; everything else over the episodes without a fault, which can be trained on. Each
 accuracy comes with an `accuracy_all`, in which an episode with a fault counts as not solved, so that no fault can raise
-it.
+it. Forks (`counterfactual`) add to what was spent and failed, and are in no mean: a long episode has more of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """Return flat metrics, with `prefix` before each key. Lengths in tokens, times in seconds, rates in [0, 1].
 
-    Calls that a fork repeats are not counted again.
+    Forks count in `episode/forks`, which is absent without any, `tokens/...`, `tool/...`, `policy/...`, faults and the
+    shares of episodes with one, and cached tokens, without the calls that they repeat (their tools run again, so
+    `tool/...` has these, too). Everything else is of the episodes that they were forked from.
 
     `info/<key>` is the mean of the numbers that reward nodes and envs put into `episode.info`. Numbers of coaches are
     not among these: `coach/<agent>/mean` is the mean score of all verdicts on the agent, from 0 to 1, `count` their
@@ -75,18 +77,23 @@ def rollout_metrics(
     versions: current weight version by policy; adds `policy/<name>/staleness`, the mean number of updates by which the
         calls' weights lag behind
     """
-    good = [episode for episode in episodes if episode.fault is None]
-    calls = [call for episode in good for call in episode.calls if not call.replayed]
-    metrics = _episode_metrics(episodes, good) | _fault_metrics(episodes)
+    own = [episode for episode in episodes if episode.forked is None]
+    good = [episode for episode in own if episode.fault is None]
+    calls = [call for episode in good for call in episode.calls]
+    sampled = [call for e in episodes if e.fault is None for call in e.all_calls if not call.replayed]
+    metrics = _episode_metrics(own, good) | _fault_metrics(episodes)
+    metrics |= {"episode/forks": len(episodes) - len(own)} if len(episodes) > len(own) else {}
+    metrics["tokens/prompt"] = sum(len(call.prompt_ids) for call in sampled)
+    metrics["tokens/sampled"] = sum(sum(call.response_mask) for call in sampled)
     names = [agent.name for agent in workflow.agents] if workflow else list(dict.fromkeys(call.agent for call in calls))
     with_tools = {agent.name for agent in workflow.agents if agent.tools} if workflow else set()
     branches = workflow is not None and any(node.when for node in workflow.nodes)
     loops = _loops(good, workflow)
     for name in names:
-        own = [call for call in calls if call.agent == name]
-        agent_metrics = _agent_metrics(own, name in with_tools or any(call.tool_results for call in own))
+        made = [call for call in calls if call.agent == name]
+        agent_metrics = _agent_metrics(made, name in with_tools or any(call.tool_results for call in made))
         agent_metrics |= _candidate_metrics(good, name)
-        agent_metrics |= tool_rates(own)
+        agent_metrics |= tool_rates(made)
         agent_metrics |= _flow_metrics(good, name, branches=branches, loops=loops)
         metrics |= {f"agent/{name}/{key}": value for key, value in agent_metrics.items()}
     metrics |= _coach_metrics(good)
@@ -96,9 +103,9 @@ def rollout_metrics(
     metrics |= tool_rates(call for episode in episodes for call in episode.all_calls)
     for policy, usage in usage_by_policy(episodes).items():
         metrics |= {f"policy/{policy}/api/{name}": value for name, value in usage.items()}
-    metrics |= _cached_shares(call for episode in good for call in episode.all_calls)
+    metrics |= _cached_shares(sampled)
     for policy, version in (versions or {}).items():
-        lags = [float(version - call.weight_version) for call in calls if call.policy == policy]
+        lags = [float(version - call.weight_version) for call in sampled if call.policy == policy]
         metrics |= _stats(f"policy/{policy}/staleness", lags)
     return {prefix + key: float(value) for key, value in metrics.items()}
 
@@ -141,17 +148,12 @@ def _episode_metrics(episodes: Sequence[Episode], good: Sequence[Episode]) -> di
         shares = {reason: ended.count(reason) / len(ended) for reason in ENDS}
         metrics |= {f"episode/ended_by/{reason}": share for reason, share in shares.items()}
     metrics |= _stats("episode/seconds", [e.seconds for e in good], "mean", "max")
-    metrics |= _stats("episode/masked", [float(e.fault is not None) for e in episodes])
-    metrics |= _stats("episode/attempts", [float(e.attempts) for e in episodes])
     infos: dict[str, list[float]] = {}
     for key, value in (item for e in good for item in e.info.items()):
         if isinstance(value, int | float) and not key.startswith(COACH):
             infos.setdefault(key, []).append(float(value))
     for key, values in infos.items():
         metrics |= _stats(f"info/{key}", values)
-    sampled = [call for e in good for call in e.all_calls if not call.replayed]
-    metrics["tokens/prompt"] = sum(len(call.prompt_ids) for call in sampled)
-    metrics["tokens/sampled"] = sum(sum(call.response_mask) for call in sampled)
     return metrics
 
 
@@ -184,11 +186,14 @@ def _coach_metrics(good: Sequence[Episode]) -> dict[str, float]:
 
 
 def _fault_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return `faults/total`, and `faults/<boundary>` for boundaries with a fault; retried faults count."""
+    """Return `faults/total`, and `faults/<boundary>` for boundaries with a fault; retried faults count. Also the share
+    of episodes with a fault, and the mean number of attempts."""
     boundaries = Counter(fault["boundary"] for episode in episodes for fault in episode.faults)
     results = [result for episode in episodes for call in episode.all_calls for result in call.tool_results]
     metrics: dict[str, float] = {"faults/total": boundaries.total()}
     metrics |= {f"faults/{boundary}": count for boundary, count in sorted(boundaries.items())}
+    metrics |= _stats("episode/masked", [float(e.fault is not None) for e in episodes])
+    metrics |= _stats("episode/attempts", [float(e.attempts) for e in episodes])
     return metrics | ({"faults/retried_tools": sum(result.attempts > 1 for result in results)} if results else {})
 
 

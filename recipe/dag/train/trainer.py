@@ -178,8 +178,9 @@ class Trainer:
         metrics = rollout_metrics(
             episodes, workflow, versions={name: policy.version for name, policy in self.policies.items()}
         )
-        metrics |= void_metrics(episodes, workflow) | self.resources.metrics() | rollouts.metrics
-        metrics |= self.coach_bias.update(episodes) | self.monitors.metrics(episodes)
+        own = [episode for episode in episodes if episode.forked is None]  # shares and means leave out forks
+        metrics |= void_metrics(own, workflow) | self.resources.metrics() | rollouts.metrics
+        metrics |= self.coach_bias.update(own) | self.monitors.metrics(own)
         self.sampled += int(metrics["tokens/sampled"])
         if (limit := self.config.trainer.total_training_tokens) is not None and self.sampled >= limit:
             self.total = step
