@@ -289,6 +289,15 @@ def test_servers_of_adapters_keep_their_base_where_it_fits(size, override, where
     assert set(asleep) == {pool + (2 * 3_085_938_688 if where == "on the GPU" else 0)}
 
 
+@pytest.mark.parametrize(("rank", "tokens"), [(32, 16384), (48, 12288)])
+def test_micro_batches_make_room_for_the_base_of_adapters(rank, tokens, monkeypatch, tmp_path):
+    monkeypatch.setattr("recipe.dag.settings.defaults.liger_is_installed", lambda: True)
+    loras = {name: {"lora": {"base": "p0", "rank": rank}} for name in "abc"}
+    flow = flow_of(frozen=True, model=write_config(tmp_path / "3b", QWEN["3b"]), **loras)
+    decision = decide(compose_config("dag", ["workflow=w.yaml"]), flow, machine(1))
+    assert (decision.keep_base, decision.checkpointing, decision.tokens) == (True, False, tokens)
+
+
 def test_servers_of_adapters_hold_a_pool_and_the_copies_of_dense_products(tmp_path):
     lora = {"lora": {"base": "p0", "rank": 64}}
     flow = flow_of(frozen=True, model=write_config(tmp_path / "7b", QWEN["7b"]), a=lora, b=lora, c=lora)

@@ -144,16 +144,26 @@ def decide(
         return replace(decision, unknown=str(unknown))
     for offload, tokens, reshard in _choices(config, workflow, longest, most):
         decision = replace(decision, offload=offload, tokens=tokens, reshard=reshard)
-        pools = _pools(config, workflow, decision)
-        if all(estimate_pool(pool, available).fits for pool in pools):
+        if _fits(config, workflow, decision, available):
             break
     if not config[RUN].model.enable_activation_offload:  # verl's, which recomputes whole layers itself
         decision = _with_least_recompute(config, workflow, decision, available)
-    kept = replace(decision, keep_base=True)
-    if all(estimate_pool(pool, available).fits for pool in _pools(config, workflow, kept)):
-        decision = kept
+    decision = _with_kept_base(config, workflow, decision, available)
     pools = _pools(config, workflow, decision)
     return replace(decision, memory=tuple(judge_pool(pool, available) for pool in pools))
+
+
+def _with_kept_base(config: DictConfig, workflow: Workflow, decision: Decision, available: int) -> Decision:
+    """Return `decision` with servers that keep the base of adapters on the GPU, if it fits, if need be beside three
+    quarters of the tokens: copying a base to the host and back takes longer than smaller micro-batches do."""
+    kept, smaller = replace(decision, keep_base=True), decision.tokens * 3 // 4
+    may_shrink = smaller >= longest_row(config) and _is_open(config, workflow, "actor.ppo_max_token_len_per_gpu")
+    choices = (kept, replace(kept, tokens=smaller))[: 1 + may_shrink]
+    return next((each for each in choices if _fits(config, workflow, each, available)), decision)
+
+
+def _fits(config: DictConfig, workflow: Workflow, decision: Decision, available: int) -> bool:
+    return all(estimate_pool(pool, available).fits for pool in _pools(config, workflow, decision))
 
 
 def _with_least_recompute(config: DictConfig, workflow: Workflow, decision: Decision, available: int) -> Decision:
