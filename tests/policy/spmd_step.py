@@ -98,6 +98,7 @@ def run(rank: int, world: int, tied: str, untied: str, out: Path) -> None:
     from recipe.dag.episode.rows import rows_of
     from recipe.dag.loading.workflow_file import load_workflow
     from recipe.dag.policy.config import policy_config
+    from recipe.dag.policy.placement import Pool
     from recipe.dag.policy.worker import PolicyWorker
     from recipe.dag.settings import defaults
     from recipe.dag.train.step import TrainingStep
@@ -168,7 +169,8 @@ def run(rank: int, world: int, tied: str, untied: str, out: Path) -> None:
             data_parallel_size=groups,
             workers=SimpleNamespace(**{m: partial(gathered, getattr(worker, m)) for m in methods}),
             tokenizer=SimpleNamespace(pad_token_id=0),
-            pool=SimpleNamespace(lock=asyncio.Lock()),
+            pool=Pool(None, 1),
+            processes=None,
         )
         rows = rows_of(episodes(paired=not agg))
         step = TrainingStep(workflow, {"main": policy}, rows, seed=0)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
+from recipe.dag.policy.placement import Pool
 from recipe.dag.train.step import TrainingStep
 
 
 def policies_of(*names: str, shared_pool: bool = True, **fields) -> dict[str, SimpleNamespace]:
-    pool = SimpleNamespace(lock=asyncio.Lock())
-    pools = {name: pool if shared_pool else SimpleNamespace(lock=asyncio.Lock()) for name in names}
-    return {name: SimpleNamespace(name=name, pool=pools[name], **fields) for name in names}
+    pool = Pool(None, len(names))
+    pools = {name: pool if shared_pool else Pool(None, 1) for name in names}
+    return {
+        name: SimpleNamespace(name=name, pool=pools[name], processes=processes_of(name), **fields) for name in names
+    }
+
+
+def processes_of(name: str) -> SimpleNamespace:
+    return SimpleNamespace(name=name, workers=SimpleNamespace(free_cache=lambda: None))
 
 
 def run_step(workflow, rows, *names: str, shared_pool: bool = True, seed: int = 0, **options) -> TrainingStep:

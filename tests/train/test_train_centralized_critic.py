@@ -8,6 +8,7 @@ import torch
 
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.loading.workflow_file import load_workflow
+from recipe.dag.policy.placement import Pool
 from recipe.dag.train import kernels, trainer
 from recipe.dag.train.centralized_critic import JointHistory
 from recipe.dag.train.step import TrainingStep
@@ -159,8 +160,9 @@ def trained(monkeypatch):
             monkeypatch.setattr(kernels, kernel.__name__, kernel)
         for name in ("prepare", "prepare_critic", "old_log_probs"):
             monkeypatch.setattr(kernels, name, lambda *args: None)
-        pool, endpoint = SimpleNamespace(lock=asyncio.Lock()), SimpleNamespace(max_model_len=200)
-        policies = {n: SimpleNamespace(name=n, pool=pool, tokenizer=LETTERS, endpoint=endpoint) for n in "ab"}
+        pool, endpoint = Pool(None, 2), SimpleNamespace(max_model_len=200)
+        shared = {"pool": pool, "processes": None, "tokenizer": LETTERS, "endpoint": endpoint}
+        policies = {n: SimpleNamespace(name=n, **shared) for n in "ab"}
         step = TrainingStep(flow, policies, rows, episodes=[episode()], seed=0)
         asyncio.run(step.run())
         seen.metrics = step.metrics()

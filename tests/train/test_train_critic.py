@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 from transformers import AutoModelForTokenClassification
 
 from recipe.dag.algorithms.catalogue import make_algorithm
+from recipe.dag.policy.placement import Pool
 from recipe.dag.train import kernels
 from recipe.dag.train.critics import critic_batches, value_metrics
 from recipe.dag.train.kernels import PolicyBatch
@@ -204,7 +205,7 @@ def test_an_actor_whose_turn_it_is_not_keeps_weights_optimizer_and_schedule_whil
     policies = {"main": mine, "other": mine}
     nodes = derive_training_chain(policies, [], algorithm)
     flow = engine.workflow.model_copy(update={"policies": policies, "algorithm": algorithm, "nodes": nodes})
-    policy.pool = SimpleNamespace(lock=asyncio.Lock())
+    policy.pool, policy.processes = Pool(None, 1), None
     methods = ("compute_values", "update_critic", "compute_log_prob", "update_actor")
     policy.workers = SimpleNamespace(**{name: getattr(engine.worker, name) for name in methods})
 

@@ -15,6 +15,7 @@ from verl.utils import tensordict_utils as tu
 from recipe.dag.algorithms.blocks import Uncertainty
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.policy.losses import actor_loss
+from recipe.dag.policy.placement import Pool
 from recipe.dag.train.metrics import token_metrics
 from recipe.dag.train.packing import PAD
 from recipe.dag.train.step import TrainingStep
@@ -101,7 +102,8 @@ def gradient(engine):
             data_parallel_size=1,
             workers=SimpleNamespace(**{name: partial(call, getattr(worker, name)) for name in methods}),
             tokenizer=SimpleNamespace(pad_token_id=0),
-            pool=SimpleNamespace(lock=asyncio.Lock()),
+            pool=Pool(None, 1),
+            processes=None,
         )
         object.__setattr__(loss_config, "loss_agg_mode", loss)
         step = TrainingStep(workflow, {"main": policy}, rows, seed=0)

@@ -21,6 +21,7 @@ from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.app.launch import launch
 from recipe.dag.core.errors import UserError
 from recipe.dag.endpoint.client import PolicyEndpoint
+from recipe.dag.policy.placement import Pool
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.train import kernels
 from recipe.dag.train.given_rows import check_given, given_rows
@@ -128,7 +129,8 @@ def train(engine, models, monkeypatch):
             data_parallel_size=1,
             workers=SimpleNamespace(**{name: partial(call, getattr(worker, name)) for name in methods}),
             tokenizer=SimpleNamespace(pad_token_id=0),
-            pool=SimpleNamespace(lock=asyncio.Lock()),
+            pool=Pool(None, 1),
+            processes=None,
             endpoint=PolicyEndpoint(SimpleNamespace(), Words(), max_model_len=64),  # pyright: ignore[reportArgumentType]
         )
         step = TrainingStep(workflow, {"main": runtime}, rows, episodes=episodes, seed=3)

@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from contextlib import nullcontext
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +25,7 @@ from recipe.dag.workflow.agent_schema import Reference
 from recipe.dag.workflow.node import Kind
 from recipe.dag.workflow.training_chain import derive_training_chain
 from tests.rows import of_calls
+from tests.train import steps
 from tests.train.rows import row
 from tests.train.steps import policies_of, run_step
 
@@ -61,6 +63,19 @@ def test_no_policy_is_updated_before_all_old_log_probs_are_known(workflow, trace
     kinds = [kind for kind, _ in trace if kind != "prepare"]
     assert kinds.count("update_actor") == kinds.count("old_log_probs") == 2
     assert kinds.index("update_actor") > max(i for i, kind in enumerate(kinds) if kind == "old_log_probs")
+
+
+def test_a_policy_frees_its_cache_before_another_one_uses_its_devices(workflow, trace, monkeypatch):
+    def processes_of(name):
+        return SimpleNamespace(workers=SimpleNamespace(free_cache=lambda: trace.append(("free", name))))
+
+    monkeypatch.setattr(steps, "processes_of", processes_of)
+    run_step(workflow, [row(policy=p) for p in "abab"])
+    events = [event for event in trace if event[0] != "prepare"]
+    passes = [name for kind, name in events if kind != "free"]
+    freed = [before for before, after in pairwise(passes) if before != after]
+    assert freed and [name for kind, name in events if kind == "free"] == freed
+    assert all(events[i + 1][1] != name for i, (kind, name) in enumerate(events) if kind == "free")
 
 
 def test_a_step_without_rows_does_nothing(workflow, trace):

@@ -10,6 +10,7 @@ from transformers import Qwen2Config
 from verl.utils.flops_counter import FlopsCounter, get_device_flops
 
 from recipe.dag.algorithms.catalogue import make_algorithm
+from recipe.dag.policy.placement import Pool
 from recipe.dag.train import kernels, throughput
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.train.step import TrainingStep
@@ -138,7 +139,8 @@ def test_a_step_reports_rates_memory_and_tokens_of_its_rows(monkeypatch, two_pol
         config=config,
         data_parallel_size=1,
         workers=FakeWorkers(allocated),
-        pool=SimpleNamespace(lock=asyncio.Lock()),
+        pool=Pool(None, 1),
+        processes=None,
         tokenizer=SimpleNamespace(pad_token_id=0),
     )
 

@@ -1,12 +1,15 @@
 """Placement of policies on devices.
 
-Invariant: policies in one pool share its devices and take turns (the pool's lock); policies in different pools may run
-at the same time. Pure, except for `create`, which reserves the devices with Ray.
+Invariant: policies in one pool share its devices and take turns (the pool's lock), and those whose turn it is not keep
+no memory in torch's cache; policies in different pools may run at the same time. Pure, except for `create`, which
+reserves the devices with Ray.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +24,18 @@ class Pool:
     """verl's RayResourcePool, or None if nothing is reserved (frozen policies on a CPU)."""
     sharing: int
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    last: Any = None
+    """The processes (PolicyRuntime.processes) that had the last turn."""
+
+    @asynccontextmanager
+    async def turn(self, processes: Any) -> AsyncIterator[None]:
+        """Let these processes use the devices, on which torch has a cache for each process: tens of GB of freed
+        activations, which no other process can use."""
+        async with self.lock:
+            before, self.last = self.last, processes
+            if before is not None and before is not processes:
+                await asyncio.to_thread(before.workers.free_cache)
+            yield
 
 
 def create(spec: PoolSpec, *, platform: str) -> Pool:

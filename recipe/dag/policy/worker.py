@@ -128,6 +128,11 @@ class PolicyWorker(ActorRolloutRefWorker):
         return output
 
     @register(dispatch_mode=ONE_TO_ALL)
+    def free_cache(self) -> None:
+        """Return to the device what torch keeps of it for this process without using it."""
+        get_torch_device().empty_cache()
+
+    @register(dispatch_mode=ONE_TO_ALL)
     def score_canary(self, prompt: list[int]) -> tuple[list[float], float]:
         """Return the log-probs of the prompt's tokens but the first by the actor's weights, and the seconds that this
         took since the last call. From the first call on, every update scores the prompt while its weights are loaded.

@@ -152,7 +152,7 @@ class TrainingStep:
         prepare = self._critic if node.kind in CRITIC_KINDS else self._actor
         async with self.preparing[name]:  # the driver builds the tensors, so other policies may use the pool meanwhile
             await asyncio.to_thread(prepare, name)
-        async with self.policies[name].pool.lock:
+        async with self.policies[name].pool.turn(self.policies[name].processes):
             await self._timed(node, kernel, name)
 
     async def _timed(self, node: Node, kernel: Callable[[str], None], name: str) -> None:
