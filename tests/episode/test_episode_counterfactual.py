@@ -109,9 +109,9 @@ def test_a_fork_repeats_what_it_does_not_change_and_learns_from_its_own_call(wor
         at = episode.forked["at"] if episode.forked else None
         assert sampled == {None: ["x", "y", "z"], "x": ["x", "y"], "y": ["y"], "z": ["z"]}[at]
         assert [call.node for call in episode.calls if call.train] == ([at] if at else ["x", "y", "z"])
-    assert sorted((row.trunk, row.episode) for row in rows if any(row.response_mask) and row.trunk is not None) == [
-        (trunk, trunk + 2 * number) for trunk in (0, 1) for number in range(1, 7)
-    ]
+    assert {(row.trunk, row.episode) for row in rows if any(row.response_mask)} == {
+        (trunk, trunk + 2 * number) for trunk in (0, 1) for number in range(7)
+    }
     assert len(client.requests) == len({sampling["seed"] for _, _, sampling in client.requests}) == 2 * (3 + 4 + 2 + 2)
     metrics = rollout_metrics(episodes, flow)
     assert metrics["tokens/sampled"] == 2 * len(client.requests), "a letter and the end of the turn; no call twice"
@@ -181,9 +181,8 @@ def pre_process(tokenizer, prompt_ids, obs, *, context):
         k + 3 * number for k in range(3) for number in range(5)
     ]
     for episode in episodes:
-        index = episode.forked["from"] if episode.forked else episode.index
-        assert episode.calls[1].text == str(index % 2)
-        assert [call.reward for call in episode.calls] == [index, index]
+        assert episode.calls[1].text == str(episode.trunk % 2)
+        assert [call.reward for call in episode.calls] == [episode.trunk, episode.trunk]
 
 
 GUESS = """
