@@ -371,7 +371,7 @@ const { Model, aboveSiblings, creditOf, differences } = await import(URL + "/mod
 const { formatRoute, parseRoute } = await import(URL + "/route.js");
 const { dominance, histogram, trend, wilson } = await import(URL + "/statistics.js");
 const { firstDifference, visible } = await import(URL + "/text.js");
-const { signed } = await import(URL + "/format.js");
+const { counted, signed } = await import(URL + "/format.js");
 const { alarmsAt, unearnedRewards } = await import(URL + "/alarms.js");
 const { flagged, rulesOf } = await import(URL + "/audit.js");
 const { axisOf, curvesOf, shared } = await import(URL + "/compare.js");
@@ -403,6 +403,7 @@ console.log(JSON.stringify({
   histogram: histogram([0, 1, 1, 2], 2), trend: trend([1, 2, 3]), wilson: wilson(0.5, 100).map((one) => one.toFixed(3)),
   difference: [firstDifference(["say one", "say two"]), firstDifference(["same", "same"])],
   visible: visible("a\\n\\u001b\\u202e"), signed: [signed(-0.001), signed(1), signed(-2), signed(null)],
+  counted: [counted(1, "call"), counted(2, "call"), counted(null, "token"), counted(1234.5, "token", "1.2k")],
   axis: [axisOf(pair), axisOf([model, uncounted])],
   curves: curvesOf(pair, axisOf(pair), ["loss"]),
   shared: shared(pair, parseRoute("#/compare/70/train")).rows.map((row) => row.cells.map((cell) => cell.step)),
@@ -459,6 +460,7 @@ def test_what_the_screens_compute(run, tmp_path):
     assert got["dominance"] == [1, 0, None] and got["histogram"] == {"low": 0, "high": 2, "counts": [1, 3]}
     assert (got["trend"], got["wilson"], got["difference"]) == (None, ["0.404", "0.596"], [4, 0])
     assert got["visible"] == "a\n\u241b\u27e8202E\u27e9" and got["signed"] == ["0.00", "+1.00", "\u22122.00", "\u2013"]
+    assert got["counted"] == ["1 call", "2 calls", "\u2013 tokens", "1.2k tokens"]
     counted = {"name": "sampled tokens", "places": [[60, 120], [0, 40, 70]], "limit": 70}
     assert got["axis"] == [counted, {"name": "step", "places": [[1, 2], [1, 2, 4]], "limit": 2}]
     assert got["curves"] == {"places": [40, 60, 120], "runs": [[[None, 3, 2]], [[1, None, None]]]}

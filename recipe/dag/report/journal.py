@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.types.record import Episode
@@ -200,7 +201,7 @@ def _parsed(path: Path, valid: Callable[[dict[str, Any]], bool] = has_step) -> I
             elif line.endswith(b"\n") and line.strip():
                 damaged += 1
     if damaged:
-        logger.warning("%s: %d damaged line(s) left out", path, damaged)
+        logger.warning("%s: %s left out", path, counted(damaged, "damaged line"))
 
 
 def read_from(path: Path, start: int) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
