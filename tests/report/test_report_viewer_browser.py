@@ -232,8 +232,15 @@ def test_what_if_shows_effects_beside_the_record_as_text(opened, run, tmp_path, 
         cell = "document.querySelector('[data-effect=\"3\"]').textContent"
         assert "1.00 \u2192 0.00" in await tab.value(cell) and "then another answer: check" in await tab.value(cell)
         assert await tab.value(OVERFLOW) and await tab.value("document.title") != "owned"
-        for keys, screen in (("4", "#/episode/1/train/1-a/0/1"), ("7", "#/what-if/1/train/1-a/0/0")):
-            await tab.press(keys)
+        for key, screen in (
+            ("4", "#/episode/1/train/1-a/0/1"),
+            ("7", "#/what-if/1/train/1-a/0/0"),
+            ("4", "#/episode/1/train/1-a/0/0"),
+            ("}", "#/episode/2/train/2-a/0/0"),
+            ("7", "#/what-if/2/train/2-a/0/2"),
+            ("5", "#/tokens/2/train/2-a/0/0"),
+        ):
+            await tab.press(key)
             await tab.until(f"location.hash === {json.dumps(screen)}")
 
     opened(script, width=width, dark=dark)
