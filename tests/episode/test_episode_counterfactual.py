@@ -15,6 +15,7 @@ from recipe.dag.core.errors import ModelServerFault
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.report.metrics import rollout_metrics
+from recipe.dag.train.alternation import as_bound
 from tests.episode.conftest import Client, Tool
 
 PAY = """
@@ -156,6 +157,33 @@ def test_decisions_of_policies_that_do_not_learn_in_the_step_are_not_forked(worl
     for forked, at in ((["main"], ["x", "z"]), (["other"], ["y"]), ([], [])):
         episodes, _ = played(world, flow, Client(lambda *_: "a"), forked=forked)
         assert [episode.forked["at"] for episode in episodes[1:]] == at
+
+
+def test_policies_that_exchange_roles_learn_from_the_decisions_of_their_role_in_the_step(world):
+    policies = {name: {"model": {"path": "m"}} for name in ("main", "other")}
+    cory = {"roles": ["agent0", "agent1"], "every": 1}
+    flow = world.workflow(
+        NODES,
+        agents=[{}, {"policy": "other"}, {}],
+        files={"pay.py": PAY.format(PAYOFF=PAYOFF)},
+        policies=policies,
+        algorithm=make_algorithm("counterfactual", alternatives=2, cory=cory),
+    )
+    client = Client(lambda prompt, sampling, request: "ab"[sampling["seed"] % 2])
+    for step, roles in ((0, {"x": "main", "y": "other"}), (1, {"x": "other", "y": "main"})):
+        bound = as_bound(flow, step)
+        episodes, rows = played(world, bound, client, forked=bound.trained_policies())
+        assert [episode.forked["at"] for episode in episodes[1:]] == ["x", "y", "z"]
+        for policy in ("main", "other"):
+            own = [row for row in rows if row.policy == policy]
+            for row, tokens in zip(own, estimate(bound.algorithm, own)[0], strict=True):
+                (node,) = (call.node for call in row.calls)
+                assert policy == roles.get(node, "main")
+                if any(row.response_mask):
+                    pair = [episodes[0], *(one for one in episodes[1:] if one.forked["at"] == node)]
+                    first, second = (one.calls[0].reward for one in pair)
+                    gain = first - second if row.episode == 0 else second - first
+                    assert tokens[0].item() == pytest.approx(gain)
 
 
 def test_a_fork_plays_the_index_of_its_episode(world):
