@@ -57,6 +57,7 @@ def make_rows(count: int, tokens: int, calls: int, *, ragged: bool, seed: int = 
             Row(
                 uid=f"problem {episode // GROUP}",
                 episode=episode % GROUP,
+                trunk=episode % GROUP,
                 policy="main",
                 weight_version=0,
                 prompt_ids=[1],

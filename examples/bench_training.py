@@ -213,6 +213,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
             Row(
                 uid=f"u{index}",
                 episode=0,
+                trunk=0,
                 policy="main",
                 weight_version=0,
                 prompt_ids=ids[:prompt_length],

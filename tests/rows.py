@@ -14,6 +14,7 @@ def build_row(
     *,
     uid: str = "u",
     episode: int = 0,
+    trunk: int | None = None,
     agent: str = "solver",
     node: str = "solve",
     policy: str = "main",
@@ -30,6 +31,7 @@ def build_row(
     return Row(
         uid=uid,
         episode=episode,
+        trunk=episode if trunk is None else trunk,
         policy=policy,
         weight_version=0,
         prompt_ids=list(prompt),

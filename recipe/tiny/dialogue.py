@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeGuard, cast
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.episode.conversation import Conversation, Key, conversation_of, prompt_of
 from recipe.dag.episode.env_class import load_envs
@@ -166,7 +167,8 @@ class Dialogue:
                 if turn.done and turn.done <= turn.infos.keys():
                     break  # an env ended it, which the teacher could not know
                 if turn.done or number + 1 == self._workflow.episode.max_turns:
-                    end = f"the episode ends after turn {number}, and the teacher speaks in {len(turns)} turns"
+                    spoken = counted(len(turns), "turn")
+                    end = f"the episode ends after turn {number}, and the teacher speaks in {spoken}"
                     raise UserError(f"teacher: {end}; see `max_turns`, and what ends it (`done`)")
                 episode.state = carry_over(self._graph, turn, episode.state)
                 episode.calls += turn.calls.values()
@@ -194,7 +196,7 @@ class Dialogue:
         nodes = [self._graph.by_id[node.id] for node in self._workflow.rollout_nodes]
         if len(script.answers) != len(nodes):
             wanted = f"give one per rollout node ({', '.join(node.id for node in nodes)}), None for one that is skipped"
-            raise UserError(f"teacher: turn {turn} has {len(script.answers)} answers; {wanted}")
+            raise UserError(f"teacher: turn {turn} has {counted(len(script.answers), 'answer')}; {wanted}")
         slots: list[tuple[Slot, Move]] = []
         for node, entry in zip(nodes, script.answers, strict=True):
             # cast: which kind of list it is follows from the workflow
@@ -202,7 +204,8 @@ class Dialogue:
             most = self._rounds(node)
             if len(rounds) > most:
                 raise UserError(
-                    f"teacher: turn {turn} has {len(rounds)} answers of node '{node.id}', which has {most} round(s)"
+                    f"teacher: turn {turn} has {len(rounds)} answers of node '{node.id}', which has "
+                    f"{counted(most, 'round')}"
                 )
             if any(map(_is_list, rounds)) and self._loop_of(node) is None:
                 wanted = "give one text" + (" per round" if node.loop else "")
@@ -304,7 +307,7 @@ class Dialogue:
             raise UserError(f"{_where(call)} ends with a tool call; add the generation that reads its result")
         if len(demonstrations) < len(answers):
             reason = "reaches a limit of tool_loop" if call.ended_in_tool_call else "calls no tool"
-            count = f"the teacher gives {len(answers)} generations"
+            count = f"the teacher gives {counted(len(answers), 'generation')}"
             raise UserError(f"{_where(call)}: generation {call.generations} {reason} and is the last, but {count}")
         return demonstrations
 

@@ -199,7 +199,7 @@ def test_trace_prints_an_episode(run, tmp_path):
     assert code == 0 and " u/0 " in out
     page = tmp_path / "page" / "trace.html"
     code, out, _ = run("trace", str(tmp_path), "-o", str(page))
-    assert code == 0 and out.startswith(f"{page}: 1 episodes") and page.read_bytes().startswith(b"<!doctype html>")
+    assert code == 0 and out.startswith(f"{page}: 1 episode, ") and page.read_bytes().startswith(b"<!doctype html>")
     assert run("trace", *[str(tmp_path)] * 2, "-o", str(page))[1].startswith(f"{page}: 2 episodes")
     several = "several runs are for a page; add --output FILE.html\n"
     assert run("trace", *[str(tmp_path)] * 2) == (2, "", several)

@@ -217,6 +217,6 @@ def test_memory_is_that_of_the_plan(tmp_path):
     write_config(tmp_path, QWEN["7b"] | {"architectures": ["Qwen2ForCausalLM"]})
     command = (WORKFLOW, "trainer.n_gpus_per_node=8", f"model_path={tmp_path}")
     large = run(*command, "--gpu-gb", "80")
-    assert large.code == 0 and "gpu-memory  main on 8 GPU(s): fits: " in large.out
+    assert large.code == 0 and "gpu-memory  main on 8 GPUs: fits: " in large.out
     small = run(*command, "--gpu-gb", "8")
     assert small.code == 1 and "FAIL  gpu-memory" in small.out and "does not fit" in small.out

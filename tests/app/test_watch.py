@@ -12,13 +12,14 @@ import threading
 from collections.abc import Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import aiohttp
 import pytest
 from aiohttp import web
 
 from recipe.dag.app.watch import application
-from recipe.dag.report.journal import Journal, read_from
+from recipe.dag.report.journal import Journal, Place, read_from
 from recipe.dag.report.viewer import live
 from tests.browser import browser, find
 from tests.report.conftest import build_call, build_episode
@@ -101,11 +102,11 @@ def test_a_client_that_leaves_while_a_run_is_read_does_not_disturb_the_next(tmp_
     write(tmp_path, 1)
     started, go_on = threading.Semaphore(0), threading.Event()
 
-    def slow(path: Path, place: int):
-        if path.name == "episodes.jsonl":
+    def slow(file: BinaryIO, place: Place):
+        if file.name.endswith("episodes.jsonl"):
             started.release()
             go_on.wait(60)
-        yield from read_from(path, place)
+        yield from read_from(file, place)
 
     monkeypatch.setattr(live, "read_from", slow)
 

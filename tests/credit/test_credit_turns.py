@@ -3,7 +3,6 @@ and the table of them in docs/credit.md."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from math import fsum
 from pathlib import Path
@@ -45,7 +44,7 @@ def rows_of(make_row, shape, rewards_of):
     for episode, (steps, rewards) in enumerate(zip(shape, rewards_of, strict=True)):
         for position, ((turn, round_), reward) in enumerate(zip(steps, rewards, strict=True)):
             recorded = {"position": position, "round": round_, "step": turn + round_, "parts": {"grade": reward}}
-            rows.append(replace(make_row(reward, episode=episode, turn=turn, mask=(1,), **recorded), trunk=0))
+            rows.append(make_row(reward, episode=episode, trunk=0, turn=turn, mask=(1,), **recorded))
     return rows
 
 

@@ -15,6 +15,7 @@ from recipe.dag.core.errors import ModelServerFault
 from recipe.dag.episode.batch import run_batch
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.report.metrics import rollout_metrics
+from recipe.dag.train.alternation import as_bound
 from tests.episode.conftest import Client, Tool
 
 PAY = """
@@ -109,9 +110,9 @@ def test_a_fork_repeats_what_it_does_not_change_and_learns_from_its_own_call(wor
         at = episode.forked["at"] if episode.forked else None
         assert sampled == {None: ["x", "y", "z"], "x": ["x", "y"], "y": ["y"], "z": ["z"]}[at]
         assert [call.node for call in episode.calls if call.train] == ([at] if at else ["x", "y", "z"])
-    assert sorted((row.trunk, row.episode) for row in rows if any(row.response_mask) and row.trunk is not None) == [
-        (trunk, trunk + 2 * number) for trunk in (0, 1) for number in range(1, 7)
-    ]
+    assert {(row.trunk, row.episode) for row in rows if any(row.response_mask)} == {
+        (trunk, trunk + 2 * number) for trunk in (0, 1) for number in range(7)
+    }
     assert len(client.requests) == len({sampling["seed"] for _, _, sampling in client.requests}) == 2 * (3 + 4 + 2 + 2)
     metrics = rollout_metrics(episodes, flow)
     assert metrics["tokens/sampled"] == 2 * len(client.requests), "a letter and the end of the turn; no call twice"
@@ -158,6 +159,33 @@ def test_decisions_of_policies_that_do_not_learn_in_the_step_are_not_forked(worl
         assert [episode.forked["at"] for episode in episodes[1:]] == at
 
 
+def test_policies_that_exchange_roles_learn_from_the_decisions_of_their_role_in_the_step(world):
+    policies = {name: {"model": {"path": "m"}} for name in ("main", "other")}
+    cory = {"roles": ["agent0", "agent1"], "every": 1}
+    flow = world.workflow(
+        NODES,
+        agents=[{}, {"policy": "other"}, {}],
+        files={"pay.py": PAY.format(PAYOFF=PAYOFF)},
+        policies=policies,
+        algorithm=make_algorithm("counterfactual", alternatives=2, cory=cory),
+    )
+    client = Client(lambda prompt, sampling, request: "ab"[sampling["seed"] % 2])
+    for step, roles in ((0, {"x": "main", "y": "other"}), (1, {"x": "other", "y": "main"})):
+        bound = as_bound(flow, step)
+        episodes, rows = played(world, bound, client, forked=bound.trained_policies())
+        assert [episode.forked["at"] for episode in episodes[1:]] == ["x", "y", "z"]
+        for policy in ("main", "other"):
+            own = [row for row in rows if row.policy == policy]
+            for row, tokens in zip(own, estimate(bound.algorithm, own)[0], strict=True):
+                (node,) = (call.node for call in row.calls)
+                assert policy == roles.get(node, "main")
+                if any(row.response_mask):
+                    pair = [episodes[0], *(one for one in episodes[1:] if one.forked["at"] == node)]
+                    first, second = (one.calls[0].reward for one in pair)
+                    gain = first - second if row.episode == 0 else second - first
+                    assert tokens[0].item() == pytest.approx(gain)
+
+
 def test_a_fork_plays_the_index_of_its_episode(world):
     """A prompt and a reward that depend on the index, as in self-play with sides."""
     hook = """
@@ -181,9 +209,8 @@ def pre_process(tokenizer, prompt_ids, obs, *, context):
         k + 3 * number for k in range(3) for number in range(5)
     ]
     for episode in episodes:
-        index = episode.forked["from"] if episode.forked else episode.index
-        assert episode.calls[1].text == str(index % 2)
-        assert [call.reward for call in episode.calls] == [index, index]
+        assert episode.calls[1].text == str(episode.trunk % 2)
+        assert [call.reward for call in episode.calls] == [episode.trunk, episode.trunk]
 
 
 GUESS = """

@@ -136,7 +136,7 @@ def test_the_servers_of_tools_are_asked_before_a_run(world, tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("one\n\ntwo")
     workflow = flow(world, ToolSpec(name="search", kwargs={"folder": "texts"}), ToolSpec(name="calculator"))
-    assert asyncio.run(check_tools(make_tools(workflow, None))) == ["texts: 1 passage(s)"]
+    assert asyncio.run(check_tools(make_tools(workflow, None))) == ["texts: 1 passage"]
     lost = ToolSpec(name="search", workers=2, kwargs={"url": "http://127.0.0.1:9/x", "retries": 0})
     with pytest.raises(UserError, match="tool search: .*start the service"):
         asyncio.run(check_tools(make_tools(flow(world, lost), None)))

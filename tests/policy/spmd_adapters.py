@@ -44,7 +44,7 @@ def rows(seed: int) -> list:
         return torch.randint(2, 96, (count,), generator=draw).tolist()
 
     def row(index: int) -> Row:
-        return Row("u", index, "a", 0, some(5 + index), some(6), [1] * 6, [-3.0] * 6, calls=())
+        return Row("u", index, index, "a", 0, some(5 + index), some(6), [1] * 6, [-3.0] * 6, calls=())
 
     return [row(index) for index in range(4)]
 

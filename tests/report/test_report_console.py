@@ -59,7 +59,7 @@ def test_faults_are_quoted_and_accuracy_is_given_over_all_episodes_where_some_we
     bug = "rewards.py:12: reward fault in rewards.py:score: returned 1 rewards for the 2 calls of solver (14 of 14)"
     assert step_line(1, 5, metrics, fault=bug, val_fault="model fault: 503 (1 of 1)") == (
         f"step 1/5 | acc 0.743 (all 0.409) val 0.500 | 14 faults, 45.0% masked: {bug} | "
-        "val 1 faults, 0.0% masked: model fault: 503 (1 of 1)"
+        "val 1 fault, 0.0% masked: model fault: 503 (1 of 1)"
     )
 
 

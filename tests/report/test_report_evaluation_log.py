@@ -56,7 +56,7 @@ def test_a_line_of_another_type_is_run_again_with_a_warning(tmp_path, caplog, fi
     first, second = log.path.read_text().splitlines()
     log.path.write_text(f"{first}\n{json.dumps(json.loads(second) | field)}\n")
     assert EvaluationLog(tmp_path, IDENTITY).finished.keys() == {("val-0", 0)}
-    assert "episodes.jsonl: 1 damaged line(s) left out; their episodes are run again" in caplog.text
+    assert "episodes.jsonl: 1 damaged line left out; their episodes are run again" in caplog.text
 
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"workflow": "v"}])

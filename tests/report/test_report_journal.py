@@ -154,7 +154,7 @@ def test_damaged_lines_are_left_out_with_a_warning_that_counts_them(tmp_path, ca
         assert [record["step"] for record in read_records(journal.metrics_path, "pass another")] == [1, 2]
         journal.truncate_after(1)
     assert [line["step"] for line in lines_of(journal.metrics_path)] == [1]
-    warning = f"{journal.metrics_path}: {len(DAMAGED)} damaged line(s) left out"
+    warning = f"{journal.metrics_path}: {len(DAMAGED)} damaged lines left out"
     assert [record.getMessage() for record in caplog.records] == [warning] * 2
 
 

@@ -68,7 +68,7 @@ def test_the_next_of_those_that_match_is_chosen_by_its_position(folder):
 
 
 def test_an_episode_that_was_not_recorded_is_an_error(folder):
-    with pytest.raises(UserError, match="2 recorded episodes match; episode 7"):
+    with pytest.raises(UserError, match="2 recorded episodes found; episode 7"):
         choose(read_records(folder), Wanted(step=1), 7)
     with pytest.raises(UserError, match="none of 5 recorded episodes matches"):
         choose(read_records(folder), Wanted(step=9))

@@ -80,6 +80,20 @@ def test_a_compressed_batch_that_is_cut_off_is_read_when_it_is_whole(tmp_path, g
     assert len(known["episodes"]) == 2 and not caplog.records
 
 
+def test_compressed_batches_are_decompressed_once(tmp_path, group):
+    live, journal = LiveRun(tmp_path), Journal(tmp_path, compress=True)
+    journal.episodes(1, group("u"))
+    known = live.news()
+    with journal.episodes_path.open("r+b") as file:
+        file.write(b"damaged, and of no interest any more")
+    for step in (2, 3):
+        journal.episodes(step, group(f"u{step}"))
+        news = live.news(known["version"])
+        assert [one["uid"] for one in news["episodes"]] == [f"u{step}"] * 2
+        known = joined(known, news)
+    assert live.part("chunk-2")["episodes"][1]["calls"][0]["text"] == "u3 1"
+
+
 def test_a_resumed_run_is_read_anew(tmp_path, group):
     live, journal = LiveRun(tmp_path), Journal(tmp_path)
     for step in (1, 2):

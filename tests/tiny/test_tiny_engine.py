@@ -175,7 +175,7 @@ def test_the_engine_records_what_the_teacher_shows(tmp_path, source, turns, coun
         ("tool_tags", [["a</lookup>", "b</lookup>", "c"], None], "generation 2 reaches a limit of tool_loop and"),
         ("two_players", [["1", "2"], "3"], "has a list for node 'left', which has no tool loop; give one text"),
         ("workspace", [["1"], ["2"]], "an env of the workflow uses the sandbox, and there is none; pass `sandbox`"),
-        ("two_players", ["1"], r"turn 0 has 1 answers; give one per rollout node \(left, right\)"),
+        ("two_players", ["1"], r"turn 0 has 1 answer; give one per rollout node \(left, right\)"),
     ],
 )
 def test_what_cannot_be_played_is_one_line(name, answers, message):

@@ -52,7 +52,6 @@ def test_one_episode_per_sample_is_enough(load):
         ({"CRITIC": "critic: {}"}, "policies.a.critic", "`counterfactual` does not use values"),
         ({"EPISODE": "train_turns: last"}, "episode.train_turns", "decisions of all turns are compared"),
         ({"OPTIONS": "happo: {}"}, "algorithm.happo", "needs every call of an episode"),
-        ({"OPTIONS": "cory: {roles: [left, right]}"}, "algorithm.cory", "needs every call of an episode"),
         ({"OPTIONS": "kl_reward_coef: 0.1"}, "algorithm.kl_reward_coef", "use `kl_loss_coef`"),
         ({"OPTIONS": "alternatives: 1"}, "algorithm.alternatives", "at least 2"),
         ({"CANDIDATES": "candidates: {k: 2, by: r}"}, "candidates", "samples the alternatives of every decision"),

@@ -9,7 +9,10 @@ import pytest
 
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.workflow.memory import (
+    BARE_CONTEXT,
+    CONTEXT,
     GB,
+    SERVER_BESIDE,
     Moments,
     PolicyOnGpu,
     Pool,
@@ -180,6 +183,16 @@ def test_policies_share_the_servers_memory_and_a_frozen_one_keeps_its_part(pool)
     assert beside.cache_tokens["p0"] < 0.6 * alone.cache_tokens["p0"]
 
 
+def test_trainers_that_have_loaded_nothing_yet_take_memory_from_the_first_server(pool):
+    on_start = pool("0.5b", policies=3, param_offload=True, optimizer_offload=True)
+    tokens = estimate_pool(on_start, H100).cache_tokens
+    each = on_start.policies[0]
+    context = CONTEXT + SERVER_BESIDE  # of an earlier server, which sleeps
+    free = [H100 - 2 * CONTEXT - 2 * BARE_CONTEXT, H100 - 3 * CONTEXT - BARE_CONTEXT - context]
+    expected = [(left / 6 - 2 * each.size.parameters) // each.size.cache_bytes_per_token for left in free]
+    assert [tokens["p0"], tokens["p1"]] == pytest.approx(expected, abs=1)
+
+
 def test_a_server_without_room_for_one_row_does_not_fit(pool):
     tight = judge_pool(Pool(1, (replace(pool("3b").policies[0], server_share=0.05),)), H100)
     assert tight.problem == "the KV cache of p0 has room for 0 tokens, but a row may have 4,096"
@@ -201,5 +214,5 @@ def test_the_plan_ends_with_the_verdict(pool, workflow):
     assert "Memory of 1 GPU with p0, in GB (estimate; 85.5 available)" in lines
     assert "  fits: 75.9 of 85.5 GB" in lines
     last = pools[1].verdict
-    assert lines[-1] == f"  {last}" and last.startswith("does not fit: rollout needs 149.1 GB of each GPU's 85.5")
+    assert lines[-1] == f"  {last}" and last.startswith("does not fit: rollout needs 148.8 GB of each GPU's 85.5")
     assert last.endswith(f"; pass {FSDP}.param_offload=true {FSDP}.optimizer_offload=true, or give it 4 GPUs")

@@ -47,10 +47,9 @@ class Counterfactual(Grpo):
 
     def check_options(self, facts: Facts) -> Iterator[Problem]:
         yield from super().check_options(facts)
-        for name in ("happo", "cory"):
-            if getattr(self, name) is not None:
-                message = "needs every call of an episode in the loss, and of a fork one is; remove it"
-                yield facts.problem(("algorithm", name), message, key=True)
+        if self.happo is not None:
+            message = "needs every call of an episode in the loss, and of a fork one is; remove it"
+            yield facts.problem(("algorithm", "happo"), message, key=True)
         if self.kl_reward_coef > 0:
             message = "only one call of a fork would pay the KL, and all calls of its episode; use `kl_loss_coef`"
             yield facts.problem(("algorithm", "kl_reward_coef"), message, key=True)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.printable import printable
 from recipe.dag.policy.attention import missing_attention
@@ -159,7 +160,7 @@ def check_memory() -> str:
     free = psutil.virtual_memory().available / GIB
     if free < MIN_MEMORY_GIB:
         raise Unfit(f"{free:.1f} GiB free; the tiny run needs {MIN_MEMORY_GIB}")
-    return f"{free:.0f} GiB free, {len(os.sched_getaffinity(0))} cores"
+    return f"{free:.0f} GiB free, {counted(len(os.sched_getaffinity(0)), 'core')}"
 
 
 def check_disk() -> str:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from recipe.dag.app.doctor import Note, Unfit
 from recipe.dag.app.inspection import open_planned
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import Fault, UserError
 from recipe.dag.loading.edits import Edit, load_edited, split_edits
 
@@ -212,7 +213,7 @@ def check_template(tokenizer: Any) -> str:
         thinks = "; reads enable_thinking"
     if text.rstrip().endswith(OPEN_TAG):
         thinks += "; every answer begins in a thought"
-    cost = f"a tool's result takes {len(ids) - 1} tokens besides its own"
+    cost = f"a tool's result takes {counted(len(ids) - 1, 'token')} besides its own"
     return f"answers end with {tokenizer.decode([end])!r}; {cost}{thinks}"
 
 
@@ -274,8 +275,8 @@ def check_prompts(data: str, tokenizer: Any, workflow: str | None, limit: int, e
 
     lengths, errors = asyncio.run(measure())
     if not lengths:
-        raise Unfit(f"{data}: none of {len(samples)} prompts can be rendered: {errors[0]}")
-    failed = f"; {len(errors)} rows cannot be rendered ({errors[0][:80]})" if errors else ""
+        raise Unfit(f"{data}: none of {counted(len(samples), 'prompt')} can be rendered: {errors[0]}")
+    failed = f"; {counted(len(errors), 'row')} cannot be rendered ({errors[0][:80]})" if errors else ""
     return f"{describe_lengths(lengths, limit)}{failed}"
 
 
@@ -312,7 +313,7 @@ def check_memory(
     estimate = estimate_gpus(workflow, config, gpu_gb)
     if "no_gpus" in estimate:
         raise Note(estimate["no_gpus"])
-    lines = [f"{', '.join(pool.policies)} on {pool.gpus} GPU(s): {pool.verdict}" for pool in estimate["gpus"]]
+    lines = [f"{', '.join(pool.policies)} on {counted(pool.gpus, 'GPU')}: {pool.verdict}" for pool in estimate["gpus"]]
     if not all(pool.fits for pool in estimate["gpus"]):
         raise Unfit("; ".join(lines))
     return "; ".join(lines)

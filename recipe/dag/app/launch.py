@@ -29,6 +29,7 @@ from recipe.dag.app.evaluate import (
     find_checkpoint,
 )
 from recipe.dag.app.preflight import check_run
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.interrupt import Interrupted, Interruption
 from recipe.dag.core.open_files import shortage
@@ -271,7 +272,7 @@ async def _evaluate(run: Run, inputs: Inputs, resources: Resources) -> None:
     about = describe_evaluation(run.config, run.workflow, max_programs=max_programs)
     runner = resources.runner(run.config, run.workflow)
     summary = await evaluate(run.config, runner, run.workflow, inputs, about)
-    counts = f"{summary['num_samples']} episodes, {summary['num_errors']} errors"
+    counts = f"{counted(summary['num_samples'], 'episode')}, {counted(summary['num_errors'], 'error')}"
     seconds = time.monotonic() - started
     accuracy = "nothing graded"
     if summary["num_graded"]:

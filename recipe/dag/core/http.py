@@ -21,6 +21,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 from tenacity.wait import wait_random_exponential
 from yarl import URL
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.per_loop import PerLoop
 
@@ -65,8 +66,7 @@ class Unavailable(Exception):
         self.after_s, self.begun, self.unreachable, self.down = after_s, begun, unreachable, down
 
     def __str__(self) -> str:
-        count = "1 try" if self.tries == 1 else f"{self.tries} tries"
-        return f"{super().__str__()} ({count})" if self.tries else super().__str__()
+        return f"{super().__str__()} ({counted(self.tries, 'try', 'tries')})" if self.tries else super().__str__()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class CreditBatch:
     episode: tuple[int, ...]
     """Index among the sample's episodes."""
     trunk: tuple[int, ...]
-    """Index of the episode that the call's one was forked from, or is."""
+    """`Episode.trunk` of the call's episode."""
     agent: tuple[str, ...]
     role: tuple[str, ...]
     """The agent's name if it has no role."""
@@ -130,7 +130,7 @@ class CreditBatch:
             policy=tuple(row.policy for row in rows),
             uid=tuple(row.uid for row in rows_C),
             episode=tuple(row.episode for row in rows_C),
-            trunk=tuple(row.episode if row.trunk is None else row.trunk for row in rows_C),
+            trunk=tuple(row.trunk for row in rows_C),
             agent=tuple(call.agent for call in calls),
             role=tuple(call.role for call in calls),
             turn=tuple(call.turn for call in calls),

@@ -162,6 +162,7 @@ def _row(episode: Episode, call: Call, position: int, *, step: int, learns: bool
     return Row(
         uid=episode.uid,
         episode=episode.index,
+        trunk=episode.trunk,
         policy=call.policy,
         weight_version=call.weight_version,
         prompt_ids=list(call.prompt_ids),
@@ -170,7 +171,6 @@ def _row(episode: Episode, call: Call, position: int, *, step: int, learns: bool
         rollout_log_probs=list(call.rollout_log_probs),
         calls=(recorded,),
         temperature=call.temperature,
-        trunk=episode.forked["from"] if episode.forked else None,
     )
 
 

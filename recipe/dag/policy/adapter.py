@@ -35,7 +35,6 @@ class AdapterHost(PolicyRuntime):
         """`adapters`: those that are trained; without any, there are servers only."""
         super().__init__(name, config, pool, trained=False)
         self.adapters = tuple(adapters)
-        self.has_workers = bool(adapters)
         self.awake = False
         self.unwritten: dict[str, tuple[str, list[str]]] = {}
         """Adapter -> the folder of its next write, and those that it removes."""
@@ -44,8 +43,12 @@ class AdapterHost(PolicyRuntime):
         self.collective = asyncio.Lock()
         """Held during calls of the workers with collectives, which all ranks then get in one order."""
 
+    @property
+    def has_workers(self) -> bool:
+        return bool(self.adapters)
+
     async def start(self) -> None:
-        if self.adapters:
+        if self.has_workers:
             names = ", ".join(adapter.name for adapter in self.adapters)
             announce(f"policy {self.name}: loading {self.config.actor_rollout_ref.model.path} to train {names} on it")
             await self.launch()
@@ -114,7 +117,11 @@ class AdapterPolicy(PolicyRuntime):
         """`start`: the PEFT folder of an adapter that is not trained; None: it is the base."""
         super().__init__(name, config, host.pool, trained=trained, reference=reference, critic=critic)
         self.host, self.from_folder = host, start
-        self.processes, self.has_workers = host, False
+        self.processes = host
+
+    @property
+    def has_workers(self) -> bool:
+        return False  # they are the host's
 
     async def start(self) -> None:
         if self.trained:

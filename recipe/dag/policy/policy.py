@@ -61,7 +61,6 @@ class PolicyRuntime:
         self.trained, self.reference, self.critic = trained, reference, critic
         self.version = 0
         self.workers: Any = None
-        self.has_workers = trained
         self._launch: asyncio.Task[None] | None = None
         self.replicas: list[Any] = []
         model = config.actor_rollout_ref.model
@@ -72,6 +71,11 @@ class PolicyRuntime:
         """The servers' name of the policy, if it is not their model."""
         self.processes: PolicyRuntime = self
         """Whose workers and servers the policy's are."""
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether it has trainer processes of its own."""
+        return self.trained
 
     async def start(self) -> None:
         """Launch the workers, then the servers, which end up asleep (trained policy) or ready (frozen policy)."""

@@ -46,12 +46,12 @@ def check_resources(
         return
     if not _fit([Node(0, group.gpus) for group in groups], [Node(math.inf, node.gpus) for node in nodes]):
         raise UserError(
-            f"the run needs {_listed(group.gpus for group in groups)} GPUs (each number on one machine), and "
+            f"the run needs {_needed([group.gpus for group in groups], 'GPU')}, and "
             f"{where} has {_listed(node.gpus for node in nodes)} free: lower trainer.n_gpus_per_node, "
             "trainer.nnodes or policies.*.gpus, or use a machine with more GPUs"
         )
     raise UserError(
-        f"the run needs {_listed(group.cpus for group in groups)} Ray CPUs (each number on one machine) and "
+        f"the run needs {_needed([group.cpus for group in groups], 'Ray CPU')} and "
         f"{SERVICES} more, and {where} has {_listed(node.cpus for node in nodes)} free: {more_cpus} (Ray only "
         "counts them; the processes share the real cores)"
     )
@@ -75,3 +75,7 @@ def _fit(groups: list[Node], nodes: list[Node]) -> bool:
 
 def _listed(numbers: Iterable[float]) -> str:
     return " + ".join(f"{number:g}" for number in numbers) or "none"
+
+
+def _needed(numbers: Sequence[float], noun: str) -> str:
+    return f"{_listed(numbers)} {noun}{'s' * (list(numbers) != [1])} (each number on one machine)"

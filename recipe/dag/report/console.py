@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from recipe.dag.core.counted import counted
+
 PHASES = ("rollout", "train", "sync", "validation")
 """Parts of the step's time that are shown, in this order; metrics.jsonl also has the nodes that make up `train`."""
 
@@ -47,7 +49,7 @@ def _faults(metrics: Mapping[str, float], fault: str, prefix: str = "") -> str:
     faults, masked = metrics.get(f"{prefix}faults/total", 0), metrics.get(f"{prefix}episode/masked", 0)
     if not faults and not masked:
         return ""
-    counts = f"{prefix.replace('/', ' ')}{faults:.0f} faults, {masked:.1%} masked"
+    counts = f"{prefix.replace('/', ' ')}{counted(int(faults), 'fault')}, {masked:.1%} masked"
     return f"{counts}: {fault}" if fault else counts
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from recipe.dag.core.counted import counted
 from recipe.dag.episode.failure import describe, most_frequent
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.report.pass_at_k import SOLVED, average_at_n
@@ -62,7 +63,7 @@ def figures(episodes: Sequence[Episode], *, problems: int) -> dict[str, Any]:
         "ungraded": len(episodes) - len(faults) - graded,
         **({"most_frequent_error": most_frequent(faults)} if faults else {}),
         "accuracy": correct / graded if graded else None,
-        "accuracy_of": f"{correct} of {graded} graded samples",
+        "accuracy_of": f"{correct} of {counted(graded, 'graded sample')}",
         "pass_at_1": pass_at[1].value if pass_at else None,
         "pass_at_1_interval": _bounds(pass_at[1]) if pass_at else None,
         "avg@n": average_at_n(list(outcomes.values())) if outcomes else None,

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.printable import printable
 from recipe.dag.report.journal import EPISODES, episode_files, run_name
@@ -81,7 +82,7 @@ def select(records: Iterable[dict[str, Any]], wanted: Wanted, *, last_step: bool
             matches.clear()
         matches.append(record)
     if not matches:
-        raise UserError(f"none of {count} recorded episodes matches")
+        raise UserError(f"none of {counted(count, 'recorded episode')} matches")
     if wanted.worst:
         matches.sort(key=lambda record: math.inf if (own := reward_of(record, wanted.agent)) is None else own)
     return matches
@@ -91,7 +92,8 @@ def choose(records: Iterable[dict[str, Any]], wanted: Wanted, position: int = 0)
     """Return the episode at `position` among those that `select` finds. Raises UserError if there are fewer."""
     matches = select(records, wanted)
     if len(matches) <= position:
-        raise UserError(f"{len(matches)} recorded episodes match; episode {position} is not among them")
+        found = counted(len(matches), "recorded episode")
+        raise UserError(f"{found} found; episode {position} is not among them")
     return matches[position]
 
 

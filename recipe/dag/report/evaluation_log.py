@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from recipe.dag.core.counted import counted
 from recipe.dag.report.journal import append, lines_until
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.types.record import Call, Episode, Result, Skip, ToolResult
@@ -86,7 +87,7 @@ class EvaluationLog:
             if episode.fault is None:
                 self.finished[episode.uid, episode.index] = episode
         if damaged:
-            logger.warning("%s: %d damaged line(s) left out; their episodes are run again", self.path, damaged)
+            logger.warning("%s: %s left out; their episodes are run again", self.path, counted(damaged, "damaged line"))
 
 
 def episode_from(fields: dict[str, Any]) -> Episode:

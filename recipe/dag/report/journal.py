@@ -16,9 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.types.record import Episode
@@ -28,9 +31,12 @@ logger = logging.getLogger(__name__)
 MOST_CHARACTERS = 20_000
 """Of each text in an environment's info that a record keeps."""
 _LEVEL = 6
-_TORN = (EOFError, zlib.error, gzip.BadGzipFile)
+TORN = (EOFError, zlib.error, gzip.BadGzipFile)
+"""Raised where a batch of a compressed file has not been written whole, or is damaged."""
 
 
+Place = tuple[int, int]
+"""Of a line: the byte of the file at which a compressed batch begins, or 0, and the bytes of text between them."""
 EPISODES = ("episodes.jsonl", "episodes.jsonl.gz")
 """A folder has both if it was resumed with another `report.compress`."""
 
@@ -200,27 +206,34 @@ def _parsed(path: Path, valid: Callable[[dict[str, Any]], bool] = has_step) -> I
             elif line.endswith(b"\n") and line.strip():
                 damaged += 1
     if damaged:
-        logger.warning("%s: %d damaged line(s) left out", path, damaged)
+        logger.warning("%s: %s left out", path, counted(damaged, "damaged line"))
 
 
-def read_from(path: Path, start: int) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yield each complete line from byte `start` of the uncompressed text on, and its object; None if it holds none.
+def read_from(file: BinaryIO, place: Place) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Yield each complete line of an open file from a place on, and its object; None if it holds none.
 
-    What follows the last complete line, or the last complete batch of a compressed file, is being written. Raises
-    OSError."""
-    with _open(path) as file, suppress(*_TORN):
-        file.seek(start)
-        for line in file:
-            if line.endswith(b"\n"):
-                yield line, _object(line)
+    What follows the last complete line is being written. Raises OSError, and one of TORN."""
+    for line in _text(file, place):
+        if line.endswith(b"\n"):
+            yield line, _object(line)
 
 
-def read_at(path: Path, places: Iterable[int]) -> Iterator[dict[str, Any] | None]:
-    """Yield the objects of the lines that begin at these bytes, as `read_from` counts them. Raises OSError."""
-    with _open(path) as file, suppress(*_TORN):
-        for place in places:
-            file.seek(place)
-            yield _object(file.readline())
+def read_at(path: Path, places: Iterable[Place]) -> Iterator[dict[str, Any] | None]:
+    """Yield the objects of the lines that begin at these places. Raises OSError."""
+    with path.open("rb") as file, suppress(*TORN):
+        for start, own in groupby(places, key=itemgetter(0)):
+            text = _text(file, (start, 0))
+            for _, skipped in own:
+                text.seek(skipped)
+                yield _object(text.readline())
+
+
+def _text(file: BinaryIO, place: Place) -> BinaryIO:
+    start, skipped = place
+    file.seek(start)
+    text = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if file.name.endswith(".gz") else file
+    text.seek(skipped)
+    return text
 
 
 def _open(path: Path) -> BinaryIO:
@@ -240,5 +253,5 @@ def _until_torn(file: Iterable[bytes]) -> Iterator[bytes]:
     damaged."""
     try:
         yield from file
-    except _TORN as error:
+    except TORN as error:
         logger.warning("%s: cut off or damaged (%s); what follows is left out", getattr(file, "name", "?"), error)

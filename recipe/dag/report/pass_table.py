@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.report.pass_at_k import estimate_pass_at_k
 
@@ -110,7 +111,8 @@ def lines(figures: dict[str, Any]) -> list[str]:
     """Return the figures as text."""
     text = []
     for row in figures["evaluations"]:
-        text.append(f"{row['path']}: {row['problems']} problems, {row['episodes']} graded, {row['errors']} errors")
+        counts = f"{counted(row['problems'], 'problem')}, {row['episodes']} graded, {counted(row['errors'], 'error')}"
+        text.append(f"{row['path']}: {counts}")
         text += [f"  pass@{k:<4} {_words(value)}" for k, value in row["pass@k"].items()]
     if "difference" in figures:
         text.append("second minus first, on the problems of both")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from recipe.dag.core.counted import counted
 from recipe.dag.report.console import short_count
 from recipe.dag.report.display import Activity, Display
 from recipe.dag.types.record import Episode
@@ -68,7 +69,7 @@ class Progress(Activity):
 
     def _summary(self, now: float) -> str:
         speed = self.done / max(now - self.started, 1e-9)
-        text = f"{speed:.2f} episodes/s, {self._running()} running, {self.faults} faults"
+        text = f"{speed:.2f} episodes/s, {self._running()} running, {counted(self.faults, 'fault')}"
         # within one interval, silence is normal
         quiet = now - self._last
         return text + (f", nothing finished for {quiet:.0f} s" if quiet > self._display.interval_s else "")

@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.text import Text
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.printable import printable
 from recipe.dag.report.pass_at_k import SOLVED
@@ -155,7 +156,7 @@ def _more(call: Mapping[str, Any]) -> Iterator[RenderableType]:
     if parts := call.get("reward_parts"):
         yield Text(f"\nreward: {', '.join(f'{name} {part:+.2f}' for name, part in parts.items())}")
     if call.get("cached_tokens") is not None:
-        yield Text(f"\nprompt: {call['cached_tokens']} of {len(call['prompt_ids'])} tokens cached")
+        yield Text(f"\nprompt: {call['cached_tokens']} of {counted(len(call['prompt_ids']), 'token')} cached")
 
 
 def _siblings(call: Mapping[str, Any], dropped: Iterable[Mapping[str, Any]], shown: _Shown) -> Iterator[Panel]:
@@ -177,7 +178,7 @@ def _numbers(call: Mapping[str, Any], shown: _Shown) -> Iterator[str]:
     advantage = call.get("advantage")
     if shown.trained:
         yield f"advantage {advantage:+.2f}" if advantage is not None else "not trained"
-    yield f"{sum(call.get('response_mask', ()))} tokens"
+    yield counted(sum(call.get("response_mask", ())), "token")
     yield f"{call.get('seconds', 0.0):.1f} s"
     if call.get("stop_reason") not in ("", None) and (shown.full or call["stop_reason"] != "stop"):
         yield escape(str(call["stop_reason"]))

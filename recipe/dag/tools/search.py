@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import ToolFault, UserError
 from recipe.dag.core.frozen import Mark
 from recipe.dag.core.paths import resolve_folder
@@ -133,7 +134,7 @@ class FolderSearch(Search):
         self._index = open_index(self._passages, f"{options.passage_chars} {collection.digest}")
 
     async def check(self) -> str:
-        return f"{self.options.folder}: {len(self._passages)} passage(s)"
+        return f"{self.options.folder}: {counted(len(self._passages), 'passage')}"
 
     async def _search(self, query: str, arguments: dict[str, Any]) -> ToolResult:
         from recipe.dag.tools.bm25 import snippet

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.episode.failure import TooManyFailed
 from recipe.dag.episode.runner import EpisodeRunner
@@ -47,7 +48,8 @@ async def evaluate(
         log = EvaluationLog(folder, {**determining(inputs.fingerprint.items), "seed": config.seed})
         log.limit(n)
         if log.finished:
-            print(f"{log.path}: holds {len(log.finished)} of {len(pairs) * n} episodes; the others are run", flush=True)
+            total = counted(len(pairs) * n, "episode")
+            print(f"{log.path}: holds {len(log.finished)} of {total}; the others are run", flush=True)
         failed = None
         try:
             await roll_out(config, runner, pairs, n, 0, validate=True, title="evaluation", log=log)

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.printable import printable
 
 if TYPE_CHECKING:
@@ -50,13 +51,13 @@ def html_of(episode: Mapping[str, Any]) -> str:
 def _headline(episode: Mapping[str, Any]) -> str:
     outcome, count = episode["outcome"], len(episode["calls"])
     graded = "not graded" if outcome is None else f"outcome {outcome:g}"
-    calls = f"{count} call{'s' * (count != 1)}, {episode['seconds']:.1f} s"
+    calls = f"{counted(count, 'call')}, {episode['seconds']:.1f} s"
     return printable(f"sample {episode['uid']}, episode {episode['index']}: {graded}, {calls}")
 
 
 def _shown(text: Any) -> str:
     text = printable(str(text))
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]} ... {len(text) - SHOWN} more characters"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} ... {counted(len(text) - SHOWN, 'more character')}"
 
 
 @functools.cache

@@ -63,6 +63,8 @@ class Row:
 
     uid: str
     episode: int
+    trunk: int
+    """`Episode.trunk`."""
     policy: str
     weight_version: int
     prompt_ids: list[int]
@@ -74,8 +76,6 @@ class Row:
     temperature: float = 1.0
     given: bool = False
     """True if the data gave the response: its log-probs are 0, and it belongs to no episode."""
-    trunk: int | None = None
-    """The index of the episode that its own was forked from; None if it was not."""
 
     def __post_init__(self) -> None:
         if not len(self.response_ids) == len(self.response_mask) == len(self.rollout_log_probs):

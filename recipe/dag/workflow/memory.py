@@ -32,6 +32,8 @@ from recipe.dag.workflow.trainer_memory import (
 GB = 10**9
 CONTEXT = 1_200_000_000
 """CUDA's context, loaded kernels and libraries' workspaces in one process (measured: an idle trainer)."""
+BARE_CONTEXT = 500_000_000
+"""The part of it that a trainer has before it loads a model: those of a pool start beside its first policy."""
 NCCL = 400_000_000
 """Communication buffers of a process that uses several GPUs."""
 SERVER_BESIDE = 1_100_000_000
@@ -286,10 +288,10 @@ def _processes(pool: Pool) -> int:
 def _server_shares(pool: Pool, available: int) -> dict[str, int]:
     """Return the bytes of each policy's static share: a fraction of the memory that is free when its server starts.
     Servers start one policy after another."""
-    taken, shares = 0, {}
+    taken, shares = BARE_CONTEXT * sum(policy.trainer is not None for policy in pool.policies), {}
     for policy in pool.policies:
-        if policy.trainer is not None:
-            taken += CONTEXT + _resident(policy, pool.gpus)[0]  # the optimizer's state comes with the first update
+        if policy.trainer is not None:  # the optimizer's state comes with the first update
+            taken += CONTEXT - BARE_CONTEXT + _resident(policy, pool.gpus)[0]
         share = max(available - taken - CONTEXT, 0) * policy.server_share / len(pool.policies)
         shares[policy.name] = int(share)
         taken += CONTEXT + SERVER_BESIDE + policy.served.copies

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from recipe.dag.core.counted import counted
 from recipe.dag.workflow.node import KINDS, Kind
 from recipe.dag.workflow.plan import Plan, PlannedLoop, PlannedNode
 
@@ -82,8 +83,8 @@ def _label(node: PlannedNode) -> str:
 
 
 def _loop_title(loop: PlannedLoop) -> str:
-    rounds = f"up to {loop.max_rounds} rounds" if loop.until else f"{loop.max_rounds} rounds"
-    return f"loop {loop.name}: {rounds}" + (f", until {loop.until}" if loop.until else "")
+    rounds = counted(loop.max_rounds, "round")
+    return f"loop {loop.name}: {f'up to {rounds}, until {loop.until}' if loop.until else rounds}"
 
 
 def _safe(text: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from recipe.dag.algorithms.base import Algorithm
+from recipe.dag.core.counted import counted
 from recipe.dag.core.frozen import Frozen
 from recipe.dag.workflow.agent_schema import Agent, Sampling, ToolLoop
 from recipe.dag.workflow.condition import in_words
@@ -190,7 +191,7 @@ def _outside_loss(algorithm: Algorithm) -> tuple[str, ...]:
     mask = ("without calls that were cut off",) if overlong and overlong.mask else ()
     void = ("without agents of void turns",) if algorithm.drop_void_turns else ()
     penalty = overlong.penalty if overlong else None
-    costs = (f"the last {penalty.buffer} tokens cost up to {penalty.weight:g}",) if penalty else ()
+    costs = (f"the last {counted(penalty.buffer, 'token')} cost up to {penalty.weight:g}",) if penalty else ()
     return (*mask, *void, *costs)
 
 
@@ -247,11 +248,12 @@ def _candidates(workflow: Workflow, name: str) -> int:
 def _policy(workflow: Workflow, name: str, agents: tuple[PlannedAgent, ...]) -> PlannedPolicy:
     policy = workflow.policies[name]
     users = [agent for agent in agents if agent.policy == name]
+    every = counted(policy.every or 1, "step")
     return PlannedPolicy(
         name=name,
         path=policy.model.path if policy.api is None else policy.api.title,
         trained=not policy.frozen,
-        snapshot=None if policy.snapshot_of is None else f"{policy.snapshot_of}, every {policy.every} steps",
+        snapshot=f"{policy.snapshot_of}, every {every}" if policy.snapshot_of is not None else None,
         reference=policy.reference is not None,
         refresh=policy.reference.refresh if policy.reference is not None else None,
         critic=workflow.critic_owner(name),

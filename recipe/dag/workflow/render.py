@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from recipe.dag.core.counted import counted
 from recipe.dag.workflow.memory import GB, REFERENCE, PolicyMemory, PoolMemory
 from recipe.dag.workflow.mermaid import step_name, to_mermaid
 from recipe.dag.workflow.node import EPISODE_KINDS, Kind
@@ -34,7 +35,7 @@ def to_text(plan: Plan) -> str:
     lines += ["", "Agents", *_table(header, map(_agent_row, plan.agents))]
     header = ["name", "model", "weights", "critic", "agents", "GPUs"]
     lines += ["", "Policies", *_table(header, map(_policy_row, plan.policies))]
-    turns = f"up to {plan.max_turns} turns" if plan.max_turns > 1 else "1 turn"
+    turns = f"{'up to ' * (plan.max_turns > 1)}{counted(plan.max_turns, 'turn')}"
     lines += ["", f"Rollout ({turns} per episode; nodes of one line run in parallel)", *_numbered(plan, plan.rollout)]
     lines += ["", "Loops", *map(_loop, plan.loops)] if plan.loops else []
     lines += ["", "Scoring", *(_numbered(plan, plan.scoring) or ["  the env's rewards"])]
@@ -46,7 +47,8 @@ def to_text(plan: Plan) -> str:
     budget += [("total", plan.max_generated_tokens, "")]
     if plan.max_forks:
         with_forks = plan.max_generated_tokens * (1 + plan.max_forks)
-        budget += [("with forks", with_forks, f"up to {plan.max_forks} forks, which repeat what precedes the fork")]
+        forks = f"up to {counted(plan.max_forks, 'fork')}; each repeats what precedes it"
+        budget += [("with forks", with_forks, forks)]
     lines += _table(None, [[name, f"{tokens:,}", how] for name, tokens, how in budget])
     lines += _states_table(plan.memory) if plan.memory else []
     lines += ["", *plan.choices, *_gpu_table(plan.gpus)] if plan.gpus else []
@@ -69,7 +71,9 @@ def _agent_row(agent: PlannedAgent) -> list[str]:
     parts += ["ignore_eos"] if sampling.ignore_eos else []
     parts += [f"memory: {agent.memory}"] if agent.memory != "none" else []
     loop = agent.tool_loop
-    how = f" ({loop.format} loop, up to {loop.max_generations} generations)" if loop else " (called by its hook)"
+    how = " (called by its hook)"
+    if loop:
+        how = f" ({loop.format} loop, up to {counted(loop.max_generations, 'generation')})"
     tools = ", ".join(agent.tools) + how if agent.tools else "-"
     return [str(agent.agent_group), agent.name, agent.policy, ", ".join(agent.nodes), ", ".join(parts), tools]
 
@@ -78,9 +82,9 @@ def _policy_row(policy: PlannedPolicy) -> list[str]:
     weights = "trained" if policy.trained else "frozen"
     weights = f"snapshot of {policy.snapshot}" if policy.snapshot is not None else weights
     weights += f" at lr {policy.lr:g}" if policy.lr is not None else ""
-    weights += f" in turns of {policy.train_cycle} steps" if policy.train_cycle else ""
+    weights += f" in turns of {counted(policy.train_cycle, 'step')}" if policy.train_cycle else ""
     weights += ", reference kept" if policy.reference and policy.refresh is None else ""
-    weights += f", reference renewed every {policy.refresh} steps" if policy.refresh is not None else ""
+    weights += f", reference renewed every {counted(policy.refresh, 'step')}" if policy.refresh is not None else ""
     critic = {None: "-", policy.name: "its own"}.get(policy.critic, f"that of {policy.critic}")
     shared = " (shared)" if len(policy.agents) > 1 else ""
     agents = ", ".join(policy.agents) + shared
@@ -89,8 +93,9 @@ def _policy_row(policy: PlannedPolicy) -> list[str]:
 
 
 def _loop(loop: PlannedLoop) -> str:
-    rounds = f"up to {loop.max_rounds} rounds, until {loop.until}" if loop.until else f"{loop.max_rounds} rounds"
-    return f"  {loop.name}: {', '.join(loop.nodes)}; {rounds}"
+    rounds = counted(loop.max_rounds, "round")
+    bound = f"up to {rounds}, until {loop.until}" if loop.until else rounds
+    return f"  {loop.name}: {', '.join(loop.nodes)}; {bound}"
 
 
 def _numbered(plan: Plan, levels: Sequence[Sequence[str]]) -> list[str]:
@@ -142,8 +147,8 @@ def _product(plan: Plan, agent: PlannedAgent) -> str:
     generations = agent.tool_loop.max_generations if agent.tool_loop else 1
     moves = (len(agent.nodes), "node") if agent.moves == len(agent.nodes) else (agent.moves, "move")
     factors = [moves, (plan.max_turns, "turn"), (generations, "generation")]
-    counted = " x ".join(f"{count} {noun}{'s' if count != 1 else ''}" for count, noun in factors)
-    return f"{counted} x {agent.sampling.most_tokens} tokens"
+    factors += [(agent.sampling.most_tokens, "token")]
+    return " x ".join(counted(count, noun) for count, noun in factors)
 
 
 def _states_table(memory: Sequence[PolicyMemory]) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from recipe.dag.app.commands.options import ConfigName, ConfigPath, Settings
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.problem import Problem
 
@@ -63,8 +64,8 @@ def validate(
             typer.echo(str(error), err=True)
         else:
             _warn(workflow.warnings)
-            counts = [_count(len(workflow.agents), "agent"), _count(len(workflow.policies), "policy", "policies")]
-            typer.echo(f"{file}: OK ({', '.join([*counts, _count(len(workflow.rollout_nodes), 'rollout node')])})")
+            counts = [counted(len(workflow.agents), "agent"), counted(len(workflow.policies), "policy", "policies")]
+            typer.echo(f"{file}: OK ({', '.join([*counts, counted(len(workflow.rollout_nodes), 'rollout node')])})")
             if (hint := short_form_hint(file)) is not None:
                 typer.echo(f"{file}: {hint}", err=True)
     if failed:
@@ -180,7 +181,3 @@ def algorithms() -> None:
 def _warn(warnings: Iterable[Problem]) -> None:
     for problem in warnings:
         typer.echo(problem.as_warning(), err=True)
-
-
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from recipe.dag.algorithms.catalogue import algorithm_class
 from recipe.dag.compat.siirl.nodes import Nodes, role_of
+from recipe.dag.core.counted import counted
 from recipe.dag.workflow.source import Origin, Source, nowhere
 
 ENV_OUTCOME = "recipe.dag.reward.outcome:env_outcome"
@@ -124,7 +125,8 @@ def _set_episode(source: Source, result: Source, nodes: Nodes) -> None:
         if role_of(nodes.raw[index]) == "ROLLOUT" and isinstance(episode, dict) and "retries" not in episode:
             episode["retries"] = max(limits.values()) if all(isinstance(v, int) for v in limits.values()) else limit
             result.origins["episode", "retries"] = Origin(source, path)
-            message = f"nodes are not retried one by one: the whole episode is, up to {episode['retries']} times"
+            most = counted(episode["retries"], "time")
+            message = f"nodes are not retried one by one: the whole episode is, up to {most}"
         else:
             message = "nodes are not retried one by one; `episode.retries` sets how often an episode is"
         result.warnings.append(source.problem(path, message, key=True))

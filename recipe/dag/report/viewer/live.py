@@ -14,11 +14,11 @@ from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.report.episodes import is_episode
-from recipe.dag.report.journal import EPISODES, has_step, read_at, read_from
+from recipe.dag.report.journal import EPISODES, TORN, Place, has_step, read_at, read_from
 from recipe.dag.report.run_folder import Run, read_json
 from recipe.dag.report.run_record import launches
 from recipe.dag.report.viewer.payload import Payload, chunk_of
@@ -30,32 +30,36 @@ class _Tail:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._place = 0
+        self._place: Place = 0, 0
         self._size = 0
-        self._handle: int | None = None
+        self._file: BinaryIO | None = None
 
     def is_replaced(self) -> bool:
-        if self._handle is None:
+        if self._file is None:
             return False
         try:
             now = self.path.stat()
         except OSError:
             return True
-        return not os.path.samestat(now, os.fstat(self._handle)) or now.st_size < self._size
+        return not os.path.samestat(now, os.fstat(self._file.fileno())) or now.st_size < self._size
 
-    def new(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def new(self) -> Iterator[tuple[Place, dict[str, Any]]]:
         """Yield the objects in new lines, each with the place of its line."""
         with suppress(OSError):  # missing, or removed in this moment
-            if self._handle is None:
-                self._handle = os.open(self.path, os.O_RDONLY)
-                weakref.finalize(self, os.close, self._handle)
-            size = os.fstat(self._handle).st_size
+            if self._file is None:
+                self._file = self.path.open("rb")
+                weakref.finalize(self, self._file.close)
+            size = os.fstat(self._file.fileno()).st_size
             if size == self._size or self.is_replaced():
                 return
-            for line, record in read_from(self.path, self._place):
-                place, self._place = self._place, self._place + len(line)
-                if record is not None:
-                    yield place, record
+            with suppress(*TORN):
+                for line, record in read_from(self._file, self._place):
+                    place = start, skipped = self._place
+                    self._place = start, skipped + len(line)
+                    if record is not None:
+                        yield place, record
+                if self.path.suffix == ".gz":  # all batches are whole, and the next one begins here
+                    self._place = self._file.tell(), 0
             self._size = size
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.printable import printable
 from recipe.dag.report.jsonfile import replace_file, to_json
@@ -46,7 +47,7 @@ def write_page(runs: Sequence[Run], path: Path, effects: Sequence[Mapping[str, A
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
     hint = "; --step and --uid make it smaller" if len(page) > _LARGE else ""
-    return f"{path}: {sum(len(run.records) for run in runs)} episodes, {len(page) / 1e6:.1f} MB{hint}"
+    return f"{path}: {counted(sum(len(run.records) for run in runs), 'episode')}, {len(page) / 1e6:.1f} MB{hint}"
 
 
 def page_of(runs: Sequence[Mapping[str, Any]]) -> bytes:

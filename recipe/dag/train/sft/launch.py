@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.output_lock import locked
 from recipe.dag.platform.environment import choose_platform, prepare_environment
@@ -76,7 +77,8 @@ def _choose_devices(config: DictConfig) -> None:
         config.trainer.n_gpus_per_node = visible or 1
     if visible is not None and config.trainer.n_gpus_per_node > visible:
         raise UserError(
-            f"trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}, but torch sees {visible} GPU(s); lower it"
+            f"trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}, but torch sees "
+            f"{counted(visible, 'GPU')}; lower it"
         )
 
 

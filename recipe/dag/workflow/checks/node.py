@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.paths import names_env
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import did_you_mean
@@ -43,7 +44,8 @@ def _check_voters(draft: Draft, node: Node, path: KeyPath) -> Iterator[Problem]:
     least, nodes = KINDS[node.kind].voters, draft.by_id()
     if len(set(node.after)) < least:
         position = (*path, "after") if draft.has(*path, "after") else path
-        yield draft.source.problem(position, f"a {node.kind} needs at least {least} nodes; name them under `after`")
+        message = f"a {node.kind} needs at least {counted(least, 'node')}; name them under `after`"
+        yield draft.source.problem(position, message)
     for index, name in enumerate(node.after if least else ()):
         if name in nodes and nodes[name].kind is not Kind.ROLLOUT:
             message = f"a {node.kind} counts rollout nodes, but `{name}` is {title(nodes[name].kind)}; remove it"

@@ -5,7 +5,7 @@ import { unearnedRewards } from "./alarms.js";
 import { flagged, routeOfFlagged, rulesOf } from "./audit.js";
 import { placeColor } from "./color.js";
 import { Curves } from "./curves.js";
-import { percent, signed } from "./format.js";
+import { counted, percent, signed } from "./format.js";
 import { isSolved } from "./model.js";
 import { mean } from "./statistics.js";
 import { excerpt, visible } from "./text.js";
@@ -90,7 +90,8 @@ function Episodes({ rows, rule, chosen }) {
       <span><${Outcome} episode=${episode} /></span>
       <span class="reason" title=${excerpt(said, 600)}>${excerpt(said, 200)}</span></div>`;
   };
-  return html`<section class="compared"><h2>${rows.length} recorded episodes${rule && ` of ${visible(rule)}`}</h2>
+  return html`<section class="compared">
+    <h2>${counted(rows.length, "recorded episode")}${rule && ` of ${visible(rule)}`}</h2>
     <p class="hint">The reward of the flagged agents against their mean in the siblings that are not flagged; the largest
       differences first. j and k choose, Enter or a click opens one.</p>
     <div class="matrix"><${Windowed} items=${rows} height=${ROW} head=${head} row=${row} keyOf=${keyOf}

@@ -1,7 +1,7 @@
 // Everything that the record holds of one call.
 
 import { html } from "./html.js";
-import { seconds, short } from "./format.js";
+import { counted, seconds, short } from "./format.js";
 import { whereOf } from "./group_screen.js";
 import { commonPrefix, visible } from "./text.js";
 import { segments } from "./tokens.js";
@@ -38,12 +38,13 @@ export function CallDetailView({ call, position, episode, detail, prompts, vocab
   return html`<div class="detail">
     ${own.observation && html`<${Section} name="observation" text=${own.observation} />`}
     ${prompt !== "" && html`<details open=${prompt.length < UNFOLDED}>
-      <summary>prompt, ${call.prompt_tokens} tokens</summary><${LongText} label="prompt" text=${prompt} fold=${fold} />
+      <summary>prompt, ${counted(call.prompt_tokens, "token")}</summary>
+      <${LongText} label="prompt" text=${prompt} fold=${fold} />
     </details>`}
     ${prompt === "" && html`<${Messages} messages=${own.messages} asked=${own.asked ?? []} />`}
     ${before.map(shown)}
     ${parts !== null && parts.length > 1
-      ? html`<h3>answer, ${own.generations} generations</h3><${Parts} parts=${parts} />`
+      ? html`<h3>answer, ${counted(own.generations, "generation")}</h3><${Parts} parts=${parts} />`
       : html`<${Section} name="answer" text=${own.completion || own.text || "(empty)"} />`}
     ${after.map(shown)}
     ${own.completion && html`<${Section} name="passed on, as the hook wrote it" text=${own.text || "(empty)"} />`}
@@ -51,7 +52,8 @@ export function CallDetailView({ call, position, episode, detail, prompts, vocab
     ${own.next_observation && html`<${Section} name="what the environment answered" text=${own.next_observation} />`}
     ${hasKeys(own.env_info) && html`<${Section} name="its info" text=${JSON.stringify(own.env_info, null, 2)} />`}
     <${Facts} facts=${factsOf(call, own)} />
-    ${own.response_ids.length > 0 && html`<p><${Link} to=${tokens}>its ${own.response_ids.length} tokens<//></p>`}
+    ${own.response_ids.length > 0 && html`<p><${Link} to=${tokens}>
+      its ${counted(own.response_ids.length, "token")}<//></p>`}
   </div>`;
 }
 
@@ -110,7 +112,7 @@ function factsOf(call, own) {
     ["stopped by", own.stop_reason],
     ["generations", own.generations],
     ["model", seconds(own.generation_seconds)],
-    ["cached", own.cached_tokens != null && `${own.cached_tokens} tokens of the prompt`],
+    ["cached", own.cached_tokens != null && `${counted(own.cached_tokens, "token")} of the prompt`],
     ["candidate", own.candidates > 0 && `${own.candidate + 1} of ${own.candidates}, score ${short(own.score)}`],
     ["branch", own.branch],
     ["trained on", own.train === false && "no"],

@@ -2,7 +2,7 @@
 
 import { html, useMemo } from "./html.js";
 import { agentColor } from "./color.js";
-import { number, percent, signed } from "./format.js";
+import { counted, number, percent, signed } from "./format.js";
 import { whereOf } from "./group_screen.js";
 import { Histogram } from "./histogram.js";
 import { creditOf, kept } from "./model.js";
@@ -23,7 +23,7 @@ export function CreditScreen({ model, route }) {
   const episodes = useMemo(() => model.at(step), [model, step]);
   const rows = useMemo(() => creditOf(episodes, model.agents), [episodes]);
   const steps = [...new Set(model.episodes.filter((one) => one.split === "train").map((one) => one.step))];
-  return html`<h1>Credit <small>step ${step}, ${episodes.length} recorded episodes of training</small></h1>
+  return html`<h1>Credit <small>step ${step}, ${counted(episodes.length, "recorded episode")} of training</small></h1>
     <${Steps} steps=${steps} step=${step}
       choose=${(/** @type {number} */ chosen) => go({ screen: "credit", step: chosen })} />
     <div class="scroll"><table class="credit"><thead><tr><th>agent</th><th>calls</th><th>mean reward</th>
@@ -71,7 +71,7 @@ function Carriers({ agent, episodes, agents }) {
         <${Link} to=${{ ...whereOf(episode), screen: "episode", call: at }}>
           ${visible(`${episode.uid}, episode ${episode.index}`)}<//>
         <${Signed} value=${call.advantage} most=${most} title="advantage" />
-        <span>${call.tokens} tokens, reward ${signed(call.reward)}</span>
+        <span>${counted(call.tokens, "token")}, reward ${signed(call.reward)}</span>
         <${Outcome} episode=${episode} />
       </li>`,
     )}</ul></section>`;

@@ -3,7 +3,7 @@
 import { html, useEffect, useRef } from "./html.js";
 import { CallDetailView } from "./call_detail.js";
 import { agentColor } from "./color.js";
-import { number, seconds, signed } from "./format.js";
+import { counted, number, seconds, signed } from "./format.js";
 import { textOf, whereOf } from "./group_screen.js";
 import { describe, Lanes } from "./lanes.js";
 import { aboveSiblings, rewardOf } from "./model.js";
@@ -69,7 +69,7 @@ function Head({ call, most, open, toggle, detail }) {
     <span class="numbers">
       <span>reward ${signed(call.reward)}</span>
       <${Signed} value=${call.advantage} most=${most} title="advantage" />
-      <span>${number(call.tokens, 0)} tokens</span>
+      <span>${counted(call.tokens, "token")}</span>
       <span>${seconds(call.seconds)}</span>
       ${call.stop && call.stop !== "stop" && html`<span class="stop">${visible(call.stop)}</span>`}
     </span>

@@ -20,6 +20,14 @@ export function signed(value) {
   return minus(value > 0 && Number(text) !== 0 ? `+${text}` : text);
 }
 
+/**
+ * A number and its noun: 1 call, 2 calls.
+ * @param {number | null | undefined} value
+ * @param {string} noun
+ * @param {string} [text]  how the number is written
+ */
+export const counted = (value, noun, text = number(value, 0)) => `${text} ${noun}${value === 1 ? "" : "s"}`;
+
 /** @param {number | null | undefined} value */
 export function percent(value) {
   return value === null || value === undefined ? "\u2013" : `${(100 * value).toFixed(0)} %`;

@@ -82,6 +82,10 @@ export function screen(name, route, model) {
     // its step counts tokens, and its call is a problem
     return name === "compare" ? route : screen(name, { ...route, screen: name, step: null, call: null }, model);
   }
+  if (route.screen === "what-if" && name !== "what-if") {
+    // its call is an effect
+    return screen(name, { ...route, screen: name, call: callOf(route, model) }, model);
+  }
   const wanted = route.split === "" ? "train" : route.split;
   const same = model.episodes.filter((one) => one.split === wanted);
   const shown = same.length ? same : model.episodes;
@@ -106,6 +110,18 @@ export function screen(name, route, model) {
   const { split, uid, index } = first;
   const call = name === "group" ? null : name === "tokens" ? (route.call ?? 0) : route.call;
   return { screen: name, step: first.step, split, uid, index: name === "group" ? 0 : index, call };
+}
+
+/**
+ * The call at which an effect begins; null if none is chosen, or its record is not on the page.
+ * @param {Route} route
+ * @param {Model} model
+ */
+function callOf(route, model) {
+  const [node, turn, round] = model.effects[route.call ?? -1]?.at ?? [];
+  const calls = model.episodeAt(route)?.calls ?? [];
+  const call = calls.findIndex((one) => !one.dropped && one.node === node && one.turn === turn && one.round === round);
+  return call < 0 ? null : call;
 }
 
 /**

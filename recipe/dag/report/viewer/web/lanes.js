@@ -2,7 +2,7 @@
 
 import { html } from "./html.js";
 import { agentColor } from "./color.js";
-import { number, seconds, signed } from "./format.js";
+import { counted, seconds, signed } from "./format.js";
 import { visible } from "./text.js";
 /** @import { CallNumbers, Episode, ToolNumbers } from "./data.js" */
 
@@ -60,7 +60,7 @@ const across = (part) => `${100 * part}%`;
 /** @param {CallNumbers} call */
 export function describe(call) {
   const where = `${call.node}${call.turn ? `, turn ${call.turn}` : ""}${call.round ? `, round ${call.round}` : ""}`;
-  const tools = call.tools?.length ? `, ${call.tools.length} tool calls` : "";
+  const tools = call.tools?.length ? `, ${counted(call.tools.length, "tool call")}` : "";
   const credit = `reward ${signed(call.reward)}, advantage ${signed(call.advantage)}`;
-  return visible(`${where}: ${credit}, ${number(call.tokens, 0)} tokens, ${seconds(call.seconds)}${tools}`);
+  return visible(`${where}: ${credit}, ${counted(call.tokens, "token")}, ${seconds(call.seconds)}${tools}`);
 }

@@ -2,7 +2,7 @@
 
 import { html, useMemo, useState } from "./html.js";
 import { shareColor } from "./color.js";
-import { signed } from "./format.js";
+import { counted, signed } from "./format.js";
 import { whereOf } from "./group_screen.js";
 import { KINDS } from "./model.js";
 import { excerpt } from "./text.js";
@@ -36,7 +36,7 @@ export function ProblemsScreen({ model, route }) {
       ${steps.map((step) => html`<${CellView} key=${step} cell=${cells.get(step)} />`)}
     </div>`;
   };
-  return html`<h1>Problems <small>${rows.length} over ${steps.length} steps</small></h1>
+  return html`<h1>Problems <small>${rows.length} over ${counted(steps.length, "step")}</small></h1>
     <div class="bar-of-choices">
       <${Choice} label="split" options=${splits} value=${split}
         choose=${(/** @type {string} */ one) => go({ screen: "problems", split: one })} />

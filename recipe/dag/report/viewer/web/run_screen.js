@@ -4,7 +4,7 @@ import { html, useMemo, useState } from "./html.js";
 import { alarmsAt } from "./alarms.js";
 import { agentColor } from "./color.js";
 import { Curves } from "./curves.js";
-import { percent, seconds, short, signed } from "./format.js";
+import { counted, percent, seconds, short, signed } from "./format.js";
 import { GraphView } from "./graph.js";
 import { nodeNumbers } from "./model.js";
 import { Phases } from "./phases.js";
@@ -95,7 +95,7 @@ function NodesOfStep({ model, step, wide }) {
   const value = (/** @type {string} */ key) => metrics.series[key]?.[metrics.steps.indexOf(step)] ?? null;
   const lines = (/** @type {GraphNode} */ node) => linesOf(node, numbers, value);
   return html`<section><h2>Workflow at step ${step}</h2>
-    <p class="hint">${`${episodes.length} recorded episodes `}
+    <p class="hint">${`${counted(episodes.length, "recorded episode")} `}
       ${episodes.length > 0 && html`<${Link} to=${{ screen: "problems", split: episodes[0].split }}>by problem<//>`}</p>
     ${graph.nodes.length > 0 && html`<${GraphView} graph=${graph} agents=${agents} wide=${wide} numbers=${lines} />`}
   </section>`;
@@ -140,10 +140,10 @@ function linesOf(node, numbers, value) {
     const share = value(`agent/${node.agent}/grad_tokens_share`);
     const reward = mean(calls.flatMap((call) => call.reward ?? []));
     lines.push(`reward ${signed(reward)}, ${seconds(mean(calls.map((call) => call.seconds)))}`);
-    const tokens = short(mean(calls.map((call) => call.tokens)));
-    lines.push(`${tokens} tokens${share === null ? "" : `, ${percent(share)} of loss`}`);
+    const tokens = mean(calls.map((call) => call.tokens));
+    lines.push(`${counted(tokens, "token", short(tokens))}${share === null ? "" : `, ${percent(share)} of loss`}`);
   }
-  return skipped === undefined ? lines : [...lines, `skipped ${skipped} times`];
+  return skipped === undefined ? lines : [...lines, `skipped ${counted(skipped, "time")}`];
 }
 
 /** @param {{index: Index, step: number, choose: (step: number) => void}} props */

@@ -2,7 +2,7 @@
 
 import { html, useState } from "./html.js";
 import { scaleColor, signColor } from "./color.js";
-import { short } from "./format.js";
+import { counted, short } from "./format.js";
 import { whereOf } from "./group_screen.js";
 import { Histogram } from "./histogram.js";
 import { visible } from "./text.js";
@@ -74,7 +74,7 @@ function Strip({ detail, columns, column, vocabulary }) {
       })}
     </div>
     ${ids.length > shown && html`<button class="more" onClick=${() => setShown(shown * 4)}>
-      ${ids.length - shown} more tokens</button>`}</div>`;
+      ${counted(ids.length - shown, "more token")}</button>`}</div>`;
 }
 
 /**

@@ -2,7 +2,7 @@
 
 import { html, useState } from "./html.js";
 import { signColor } from "./color.js";
-import { signed } from "./format.js";
+import { counted, signed } from "./format.js";
 import { visible } from "./text.js";
 import { addressOf } from "./use_data.js";
 /** @import { Route } from "./route.js" */
@@ -23,13 +23,13 @@ export function LongText({ text, label, fold = 0 }) {
     ${
       fold > 0 &&
       html`<button class="more" onClick=${() => setOpen(!open)}>
-      ${open ? "fold" : "show"} the ${fold} characters that it shares with an earlier prompt</button>`
+      ${open ? "fold" : "show"} the ${counted(fold, "character")} that it shares with an earlier prompt</button>`
     }
     <pre dir="auto">${visible(text.slice(start, start + shown))}</pre>
     ${
       rest > 0 &&
       html`<button class="more" onClick=${() => setShown(shown * 8)}>
-      ${rest} more characters</button>`
+      ${counted(rest, "more character")}</button>`
     }
   </div>`;
 }

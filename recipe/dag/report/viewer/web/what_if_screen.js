@@ -2,7 +2,7 @@
 
 import { html, useMemo, useState } from "./html.js";
 import { agentColor } from "./color.js";
-import { number, signed } from "./format.js";
+import { counted, number, signed } from "./format.js";
 import { whereOf } from "./group_screen.js";
 import { nameOf, saidIn, SideBySide } from "./side_by_side.js";
 import { mean } from "./statistics.js";
@@ -98,7 +98,7 @@ function Cell({ cell, most, chosen }) {
   }
   const { effect, at } = cell;
   const { interval } = effect;
-  const count = `${effect.after.length} continuations`;
+  const count = counted(effect.after.length, "continuation");
   return html`<td data-effect=${at}><${Link} to=${routeOf(effect, at)} current=${at === chosen} title=${count}>
       ${number(meanOf(effect.before))} → ${number(meanOf(effect.after))}<//>
     ${interval && html` <${Signed} value=${interval[0]} most=${most} title="with the change, minus without it" />
