@@ -168,6 +168,23 @@ def test_the_small_models_script_takes_a_seed_before_overrides(gpu_script):
     assert "workflow=workflows/workflow_retool_ma_small.yaml" in run
 
 
+AGENTS = ("planner", "executor", "verifier")
+
+
+@pytest.mark.parametrize("weights", ["separate", "adapters"])
+def test_agents_of_the_small_model_have_weights_of_their_own(weights, gpu_script, tmp_path):
+    gpu_script.pretend_there_is_a_gpu()
+    (python := tmp_path / "show").write_text(
+        f'#!{shutil.which("bash")}\n[[ "$*" != *--check* ]] || printf "%s\\n" "$@"\n'
+    )
+    python.chmod(0o755)
+    arguments = gpu_script.run(SMALL_SCRIPT, PYTHON=str(python), WEIGHTS=weights).stdout.splitlines()
+    settings = arguments[arguments.index("smollm2") + 1 :]
+    flow = check_run("smollm2", settings, ROOT / "recipe" / "retool_ma" / "config").workflow
+    assert {agent.name: agent.policy for agent in flow.agents} == {name: name for name in AGENTS}
+    assert [flow.policies[name].lora is not None for name in AGENTS] == [weights == "adapters"] * 3
+
+
 def test_each_model_of_the_small_team_has_its_cold_start(gpu_script):
     gpu_script.pretend_there_is_a_gpu()
     done = gpu_script.run(ROOT / "recipe" / "gsm8k" / "run_smollm2.sh", "1", PYTHON="/bin/echo")
