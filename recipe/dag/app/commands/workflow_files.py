@@ -9,13 +9,16 @@ import json
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from recipe.dag.app.commands.options import ConfigName, ConfigPath, Settings
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.problem import Problem
+
+if TYPE_CHECKING:
+    from recipe.dag.workflow.schema import Workflow
 
 
 class PlanFormat(StrEnum):
@@ -55,9 +58,7 @@ def validate(
 
                 load_user_code(workflow)
             if play:
-                from recipe.dag.app.commands.play import play_episodes
-
-                play_episodes(workflow, data, show=show)
+                _play_episodes(workflow, data, show=show)
         except UserError as error:
             failed = True
             typer.echo(str(error), err=True)
@@ -69,6 +70,28 @@ def validate(
                 typer.echo(f"{file}: {hint}", err=True)
     if failed:
         raise typer.Exit(2)
+
+
+def _play_episodes(workflow: Workflow, data: str | None, *, show: bool) -> None:
+    """Play the first row of `data`, warn of keys that nothing writes and of rewards that pay for anything, and print
+    the episodes if `show`. Raises UserError."""
+    from rich.console import Console
+
+    from recipe.dag.app.inspection import first_samples
+    from recipe.dag.episode.rehearsal import SAMPLE, paid_alike, rehearse, unseen_keys
+    from recipe.dag.report.journal import record_of
+    from recipe.dag.report.jsonfile import to_json
+    from recipe.dag.report.trace import show as show_episode
+
+    try:
+        episodes = rehearse(workflow, first_samples(data, 1)[0] if data else SAMPLE)
+    except UserError as error:
+        hint = "" if data else " (the problem and its ground truth are made up; pass --data FILE for yours)"
+        raise UserError(f"{error}{hint}") from error
+    for line in (*unseen_keys(workflow, episodes), *paid_alike(episodes)):
+        typer.echo(f"{workflow.path}: warning: {line}", err=True)
+    for episode in episodes if show else ():
+        show_episode(json.loads(to_json(record_of(episode))), Console())
 
 
 def new(
