@@ -11,7 +11,7 @@ import asyncio
 import errno
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from http.client import HTTPException, InvalidURL
@@ -31,6 +31,12 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         return printable(super().__str__())
+
+
+def raise_all(messages: Iterable[str]) -> None:
+    """Raise one UserError with a line for each of the messages, if there are any."""
+    if lines := list(dict.fromkeys(messages)):
+        raise UserError("\nerror: ".join(lines))
 
 
 class Fault(Exception):

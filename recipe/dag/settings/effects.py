@@ -12,15 +12,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.dag.core.errors import UserError
+from recipe.dag.core.errors import UserError, raise_all
 from recipe.dag.settings.learned_config import repeated_keys
 from recipe.dag.settings.typed import Typed
 from recipe.dag.settings.verl_run import says_the_same
 from recipe.dag.workflow.moves import pooled
 from recipe.dag.workflow.overrides import OWN_OF_CRITICS
 from recipe.dag.workflow.schema import Workflow
-
-RUN = "actor_rollout_ref"
+from recipe.dag.workflow.verl_keys import RUN
 
 
 def _is(value: Any) -> Callable[[Any], bool]:
@@ -119,8 +118,7 @@ def check_effects(
     wrong = [f"{typed[key].argument}: {message}" for key, message in problems]
     if not evaluate_only:
         wrong += [f"{typed[key].argument}: {message}" for key, message in _not_trained(typed, config, workflow)]
-    if wrong:
-        raise UserError("\nerror: ".join(dict.fromkeys(wrong)))
+    raise_all(wrong)
 
 
 def _without_effect(
