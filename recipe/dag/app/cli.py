@@ -17,8 +17,7 @@ import typer
 
 from recipe.dag.app.commands import audit, machine, records, runs, what_if, workflow_files
 from recipe.dag.core.errors import UserError
-
-ROOT = Path(__file__).resolve().parents[3]
+from recipe.dag.core.paths import ROOT
 
 app = typer.Typer(
     name="verl-dag",

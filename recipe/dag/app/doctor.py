@@ -18,11 +18,11 @@ from importlib import metadata
 from pathlib import Path
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.paths import ROOT
 from recipe.dag.core.printable import printable
 from recipe.dag.policy.attention import missing_attention
 from recipe.dag.settings.defaults import liger_is_installed
 
-ROOT = Path(__file__).resolve().parents[3]
 GIB = 2**30
 MIN_MEMORY_GIB, MIN_DISK_GIB = 4, 5
 """Below these, even the tiny run may fail."""

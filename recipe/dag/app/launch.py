@@ -31,7 +31,6 @@ from recipe.dag.app.evaluate import (
 from recipe.dag.app.preflight import check_run
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.interrupt import Interrupted, Interruption
-from recipe.dag.core.open_files import shortage
 from recipe.dag.core.output_lock import locked
 from recipe.dag.episode.listed_tools import with_listed_tools
 from recipe.dag.episode.load import load_user_code
@@ -61,6 +60,11 @@ if TYPE_CHECKING:
     from recipe.dag.types.model import Api
 
 Result = TypeVar("Result")
+
+FILES_PER_EPISODE = 2
+"""Such as one connection each for its env and its reward."""
+OTHER_FILES = 512
+"""Files of Ray, data, logs and the sandbox's connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +159,21 @@ def prepare(run: Run) -> None:
         print(f"warning: {warning}", file=sys.stderr)
     for line in choose_defaults(run.config, run.workflow, run.platform):
         print(line, file=sys.stderr)
-    if warning := shortage(episodes_at_once(run.config), raise_limit()):
+    if warning := shortage_of_files(episodes_at_once(run.config), raise_limit()):
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def shortage_of_files(in_flight: int, limit: int) -> str | None:
+    """Return a warning if `limit` open files may be too few for `in_flight` episodes; None if they are enough."""
+    needed = OTHER_FILES + FILES_PER_EPISODE * in_flight
+    if limit >= needed:
+        return None
+    fitting = max(1, (limit - OTHER_FILES) // FILES_PER_EPISODE)
+    return (
+        f"this process may open {limit} files, and rollout.max_in_flight={in_flight} episodes may need {needed}: "
+        f"raise the hard limit (ulimit -Hn {needed}, or nofile in /etc/security/limits.conf), or set "
+        f"rollout.max_in_flight={fitting}"
+    )
 
 
 async def execute(run: Run, cluster: Cluster | None) -> None:

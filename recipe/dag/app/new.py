@@ -12,10 +12,9 @@ import tempfile
 from pathlib import Path
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.core.paths import shipped
+from recipe.dag.core.paths import ROOT, shipped
 
 TEMPLATE = Path(__file__).parent / "new_task"
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def new_task(folder: Path) -> list[Path]:
