@@ -242,11 +242,8 @@ class Generator:
         request.log_probs.append(log_prob)
         if token in request.stop_token_ids or (request.stopped and request.stopped(request.response_ids)):
             request.stop_reason = "stop"
-        elif len(request.response_ids) >= request.max_tokens or self._full(request):
+        elif len(request.response_ids) >= min(request.max_tokens, self.max_len - len(request.prompt_ids)):
             request.stop_reason = "length"
-
-    def _full(self, request: Request) -> bool:
-        return len(request.prompt_ids) + len(request.response_ids) >= self.max_len
 
     def _remove(self, finished: list[Request]) -> list[Request]:
         """Fill each gap with the last row, so that the rows in use remain [0, active)."""

@@ -54,8 +54,6 @@ class LocalServer(RolloutServer):
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """One generation as text."""
-
     ids: list[int]
     log_probs: list[float]
     text: str

@@ -99,8 +99,6 @@ def run_schema() -> Schema:
 
 
 class Composed(NamedTuple):
-    """A composed file."""
-
     pickled: bytes
     """A DictConfig: `copy.deepcopy` takes four times as long as to load it."""
     tree: Tree

@@ -26,10 +26,6 @@ def _is(value: Any) -> Callable[[Any], bool]:
     return lambda other: other == value
 
 
-def _is_among(*values: Any) -> Callable[[Any], bool]:
-    return lambda other: other in values
-
-
 def _is_set(value: Any) -> bool:
     return value is not None
 
@@ -63,7 +59,7 @@ NEEDS: dict[str, Need] = {
     "report.on_flag": ("report.monitors", bool, "no rule is on; add {}=all"),
     "trainer.resume_from_path": (
         "trainer.resume_mode",
-        _is_among("resume_path", "force"),
+        lambda mode: mode in ("resume_path", "force"),
         "only the modes resume_path and force read it; add {}=resume_path",
     ),
     f"{_ACTOR}.ppo_micro_batch_size_per_gpu": _under(_ACTOR, _BY_ROWS),

@@ -140,8 +140,6 @@ class FolderSearch(Search):
 
 
 class ServiceSearch(Search):
-    """Asks a service."""
-
     def __init__(self, options: Search.Options, *, online: bool = True) -> None:
         """Raises UserError for a URL or a key that cannot be used."""
         from recipe.dag.tools.web import WebService

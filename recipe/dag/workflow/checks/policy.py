@@ -91,7 +91,6 @@ def _check_snapshot(draft: Draft, policy: Policy, source: str, path: KeyPath) ->
 
 
 def _check_every(draft: Draft, path: KeyPath) -> Iterator[Problem]:
-    """Yield the problem of an `every` without `snapshot_of`."""
     if draft.has(*path, "every") and not draft.reported(*path, "snapshot_of"):
         message = "`every` has no effect without `snapshot_of: POLICY`; add that, or remove this"
         yield draft.source.problem((*path, "every"), message, key=True)

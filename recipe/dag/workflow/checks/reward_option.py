@@ -41,7 +41,6 @@ def check_reward_options(facts: DraftFacts, index: int, node: Node, entry: Rewar
 
 
 def _check_value(facts: DraftFacts, path: KeyPath, option: RewardOption, value: Any) -> Iterator[Problem]:
-    """Check the value of an option at `path`."""
     for inner, message in _mistakes(facts.draft, path, option, value):
         yield facts.problem((*path, *inner), message)
     if option.convention is not None and isinstance(value, str):
