@@ -48,8 +48,7 @@ def own_version() -> str:
 @app.callback()
 def _root(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print this version and verl's."),
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print this version and verl's.")
     ] = False,
 ) -> None: ...
 

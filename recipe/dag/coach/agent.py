@@ -157,10 +157,7 @@ class Coach(Agent):
         return [
             {"role": "user", "content": self.options.keep.tail(self._rendered(context))},
             # servers refuse an empty message
-            {
-                "role": "assistant",
-                "content": context.inert(self.options.keep.tail(context.call.text)) or "(no answer)",
-            },
+            {"role": "assistant", "content": context.inert(self.options.keep.tail(context.call.text)) or "(no answer)"},
             {"role": "user", "content": REFORMAT.format(lines=lines)},
         ]
 

@@ -48,13 +48,7 @@ class Fault(Exception):
     """True if the code behind the boundary is the user's."""
 
     def __init__(
-        self,
-        message: str,
-        *,
-        where: str = "",
-        infra: bool | None = None,
-        time_limit: bool = False,
-        source: str = "",
+        self, message: str, *, where: str = "", infra: bool | None = None, time_limit: bool = False, source: str = ""
     ):
         """`where`: node and function. `time_limit`: the code exceeded its time limit. `source`: file:line in the user's
         code."""

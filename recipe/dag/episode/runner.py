@@ -171,10 +171,7 @@ class EpisodeRunner:
 
 
 def _runner_of(
-    node: EpisodeNode,
-    workflow: Workflow,
-    endpoints: Mapping[str, Endpoint],
-    tools: dict[str, Tool],
+    node: EpisodeNode, workflow: Workflow, endpoints: Mapping[str, Endpoint], tools: dict[str, Tool]
 ) -> NodeRunner:
     if node.agent is None:
         return load_compute(node, workflow)

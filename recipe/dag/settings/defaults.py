@@ -115,13 +115,7 @@ def default_tokens(longest: int) -> int:
     return max(TOKENS, longest)
 
 
-def decide(
-    config: DictConfig,
-    workflow: Workflow,
-    machine: Machine,
-    *,
-    visible: int | None = None,
-) -> Decision:
+def decide(config: DictConfig, workflow: Workflow, machine: Machine, *, visible: int | None = None) -> Decision:
     """Choose the number of GPUs (default: all `visible` ones), then the least offload, the most tokens, whether
     gathered weights stay, and the least recompute that fit.
 

@@ -59,12 +59,7 @@ def encode_episodes(episodes: Sequence[Episode], moves: Sequence[Move], encoder:
         text = texts[int((~torch.isfinite(vectors_KD).all(1)).nonzero()[0])]
         raise UserError(f"algorithm.mixer.encoder: a feature of {text[:80]!r} is not finite; name another model")
     return MixerBatch(
-        vectors_KD,
-        torch.tensor(question),
-        message_EA,
-        rewards_ET,
-        turns=torch.tensor(turns),
-        group=torch.tensor(group),
+        vectors_KD, torch.tensor(question), message_EA, rewards_ET, turns=torch.tensor(turns), group=torch.tensor(group)
     )
 
 

@@ -94,9 +94,7 @@ def _play_episodes(workflow: Workflow, data: str | None, *, show: bool) -> None:
         show_episode(json.loads(to_json(record_of(episode))), Console())
 
 
-def new(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder, named like the task.")],
-) -> None:
+def new(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder, named like the task.")]) -> None:
     """Write a small task that trains on a laptop without changes: workflow, agents, reward, data, run script, tests."""
     from recipe.dag.app.new import new_task
 
@@ -133,10 +131,7 @@ def plan(
     gpu_gb: Annotated[
         float | None,
         typer.Option(
-            "--gpu-gb",
-            "--gpu_gb",
-            min=1,
-            help="Memory of each GPU, GB (10^9 bytes). (default: this machine's)",
+            "--gpu-gb", "--gpu_gb", min=1, help="Memory of each GPU, GB (10^9 bytes). (default: this machine's)"
         ),
     ] = None,
     reuse: Annotated[
