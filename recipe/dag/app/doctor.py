@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -107,10 +108,10 @@ def pinned_verl() -> str:
     return next(match[1] for line in lines if (match := re.match(r"verl==([\w.]+)", line)))
 
 
-def check_ray() -> str:
-    version = _version("ray")
+def check_package(name: str, missing: Unfit | Note) -> str:
+    version = _version(name)
     if version is None:
-        raise Unfit("ray is not installed; pip install 'ray[default]'")
+        raise missing
     return version
 
 
@@ -133,13 +134,6 @@ def check_liger() -> str:
     if not liger_is_installed():
         raise Note("liger-kernel is not installed; updates on a GPU are a third slower without its kernels")
     return _version("liger-kernel") or "installed"
-
-
-def check_torchao() -> str:
-    version = _version("torchao")
-    if version is None:
-        raise Note("torchao is not installed; only its optimizers, such as 8-bit Adam, need it")
-    return version
 
 
 def check_dsbench() -> str:
@@ -257,11 +251,13 @@ CHECKS: dict[str, Callable[[], str]] = {
     "torch": check_torch,
     "gpu-host": check_gpu_host,
     "verl": check_verl,
-    "ray": check_ray,
+    "ray": partial(check_package, "ray", Unfit("ray is not installed; pip install 'ray[default]'")),
     "sglang": check_sglang,
     "flash-attn": check_flash_attn,
     "liger": check_liger,
-    "torchao": check_torchao,
+    "torchao": partial(
+        check_package, "torchao", Note("torchao is not installed; only its optimizers, such as 8-bit Adam, need it")
+    ),
     "dsbench": check_dsbench,
     "memory": check_memory,
     "disk": check_disk,
