@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -42,6 +42,7 @@ from recipe.dag.report.phases import PHASES, announce, end_phase
 from recipe.dag.report.run_record import write_run_record
 from recipe.dag.settings import defaults
 from recipe.dag.settings.pools import plan_pools
+from recipe.dag.settings.typed import Typed
 from recipe.dag.settings.verl_run import NO_EFFECT
 from recipe.dag.tools.sandbox import raise_limit
 from recipe.dag.train.evaluation import evaluate
@@ -51,13 +52,10 @@ from recipe.dag.train.resources import Resources
 from recipe.dag.train.resume import launch_facts, spent_before
 from recipe.dag.train.rollout import episodes_at_once
 from recipe.dag.train.user_metrics import UserMetrics
+from recipe.dag.types.model import Api
 from recipe.dag.workflow import machine
 from recipe.dag.workflow.plan import max_forks
 from recipe.dag.workflow.schema import Workflow
-
-if TYPE_CHECKING:
-    from recipe.dag.settings.typed import Typed
-    from recipe.dag.types.model import Api
 
 Result = TypeVar("Result")
 

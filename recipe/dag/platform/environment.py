@@ -10,14 +10,12 @@ import subprocess
 import sys
 import warnings
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.paths import ROOT
 from recipe.dag.settings.absolute import absolute
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 
 def choose_platform(config: DictConfig) -> str:
