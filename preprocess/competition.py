@@ -21,8 +21,8 @@ if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.reward.answer import extract_answer
 from recipe.dag.train import data_script
-from recipe.dag.train.ground_truth import boxed
 from recipe.dag.train.problems import Item, read_rows, row_of
 from verl_dag.preprocess import aime, amc, deepscaler
 
@@ -48,7 +48,7 @@ SOURCES = {
         "train",
         answer="solution",
         configurations=(*MATH_PARTS, "prealgebra", "precalculus"),
-        clean=boxed,
+        clean=extract_answer,
     ),
     "amc23": Source("math-ai/amc23", "test", problem="question", clean=amc.clean_answer),
     "aime24": Source("HuggingFaceH4/aime_2024", "train", clean=aime.clean_answer),

@@ -15,7 +15,8 @@ from recipe.dag.compat.siirl.settings import ENV_OUTCOME, KL_LOSS_COEF, RULE_REW
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.problem import KeyPath
 from recipe.dag.loading.workflow_copy import WorkflowCopy
-from recipe.marft.rules import RUN, Edit
+from recipe.dag.workflow.verl_keys import RUN
+from recipe.marft.rules import Edit
 
 ESTIMATORS = {
     "gae_marft": {"estimator": "gae_chain"},

@@ -27,9 +27,8 @@ from recipe.dag.settings.kinds import (
 )
 from recipe.dag.settings.values import ANY_KL, EVERY, TRACKERS
 from recipe.dag.settings.verl_run import says_the_same
-from recipe.dag.workflow.verl_keys import replacement
+from recipe.dag.workflow.verl_keys import RUN, replacement
 from recipe.marft.rules import (
-    RUN,
     Edit,
     Errors,
     Flag,

@@ -12,11 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from recipe.dag.core.errors import UserError
+from recipe.dag.core.errors import UserError, raise_all
 from recipe.dag.core.problem import WorkflowError
 from recipe.dag.settings.kinds import ANY, Argument, ValueKind
-
-RUN = "actor_rollout_ref"
 
 
 class Errors:
@@ -37,8 +35,7 @@ class Errors:
 
     def check(self) -> None:
         """Raise UserError if there are lines."""
-        if self.lines:
-            raise UserError("\nerror: ".join(dict.fromkeys(self.lines)))
+        raise_all(self.lines)
 
 
 class Edit(NamedTuple):

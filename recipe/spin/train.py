@@ -15,9 +15,9 @@ from recipe.dag.app import main as engine
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.problem import mistakes_reported
 from recipe.dag.loading.edits import load_edited, split_edits
+from recipe.dag.workflow.verl_keys import RUN
 
 CONFIG = Path(__file__).parent / "config"
-RUN = "actor_rollout_ref"
 BETA = (f"{RUN}.actor.dpo_beta", "algorithm.dpo_beta")
 EDITS = {
     **dict.fromkeys(BETA, "workflow.algorithm.beta"),

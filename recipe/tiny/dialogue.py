@@ -37,7 +37,7 @@ from recipe.dag.tools.sandbox_client import SandboxClient
 from recipe.dag.types.context import Context, Message
 from recipe.dag.types.record import Call, ToolResult
 from recipe.dag.workflow.agent_schema import ToolLoop
-from recipe.dag.workflow.condition import holds
+from recipe.dag.workflow.condition import Facts, holds
 from recipe.dag.workflow.schema import Workflow
 
 
@@ -235,7 +235,7 @@ class Dialogue:
             return True
         seen = view(self._graph, loop_reader(self._graph, loop), turn, episode.state)
         infos = episode.envs.infos(seen.infos)
-        return until is not None and holds(until, seen.outputs, infos, episode.sample, validate=False)
+        return until is not None and holds(until, Facts(seen.outputs, infos, episode.sample, validate=False))
 
     async def _answer(
         self, slot: Slot, move: Move, script: Script, turn: Turn, episode: _Episode

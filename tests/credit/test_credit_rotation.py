@@ -27,17 +27,3 @@ def test_every_policy_plays_every_role_equally_long_and_never_two_at_once(roles,
         assert sorted(bound.values()) == policies
         played.update(bound.items())
     assert set(played.values()) == {every} and len(played) == len(roles) ** 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"policies": ("a", "a")}, "as many different policies, got a, a"),
-        ({"policies": ("a",)}, "got a"),
-        ({"every": 0}, "every: 0"),
-        ({"step": -1}, "step: -1"),
-    ],
-)
-def test_refusals(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        bindings(**{"roles": ("x", "y"), "policies": ("a", "b"), "every": 1, "step": 0, **arguments})

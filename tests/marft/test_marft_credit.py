@@ -16,7 +16,8 @@ SHIPPED = sorted(WORKFLOWS.glob("*.yaml")) + sorted(SIIRL.glob("*.yaml")) + sort
 
 
 def values(flag: str) -> list[str]:
-    return ["null" if choice is None else str(choice) for choice in FLAGS[flag].kind.choices]
+    takes = FLAGS[flag].kind.takes.replace("True or False", "one of True, False").replace(", or null", ", null")
+    return takes.removeprefix("one of ").split(", ") if takes.startswith("one of ") else []
 
 
 ENUMERATED = [f"{flag}={value}" for flag in FLAGS for value in values(flag)]

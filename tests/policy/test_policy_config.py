@@ -234,7 +234,7 @@ def test_an_optimizer_that_is_not_there_is_one_line(optim, message, configure):
 def test_the_doctor_notes_that_torchao_is_missing(monkeypatch):
     monkeypatch.setattr(doctor, "_version", lambda _: None)
     with pytest.raises(doctor.Note, match="torchao is not installed; only its optimizers, such as 8-bit Adam"):
-        doctor.check_torchao()
+        doctor.CHECKS["torchao"]()
 
 
 def test_the_layers_that_recompute_their_mlp_only_are_an_option_of_the_engine(configure):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from recipe.dag.train import digest
-from recipe.dag.train.digest import file_digest, model_digest, samples_digest
+from recipe.dag.train.digest import file_digest, items_digest, model_digest
 
 
 @pytest.fixture
@@ -70,6 +70,6 @@ def test_a_hub_name_is_the_commit_that_the_cache_holds(tmp_path, monkeypatch):
 
 def test_samples_count_by_what_they_hold_and_their_order():
     samples = [{"prompt": [{"role": "user", "content": str(i)}], "ground_truth": "1"} for i in range(3)]
-    assert samples_digest(samples) == samples_digest(json.loads(json.dumps(samples)))
-    assert samples_digest(samples) != samples_digest(samples[::-1])
-    assert samples_digest(samples) != samples_digest([*samples[:2], {**samples[2], "ground_truth": "2"}])
+    assert items_digest(samples) == items_digest(json.loads(json.dumps(samples)))
+    assert items_digest(samples) != items_digest(samples[::-1])
+    assert items_digest(samples) != items_digest([*samples[:2], {**samples[2], "ground_truth": "2"}])

@@ -4,7 +4,7 @@ import pytest
 
 from recipe.dag.types.context import Output
 from recipe.dag.types.values import look_up
-from recipe.dag.workflow.condition import Condition, holds, in_words
+from recipe.dag.workflow.condition import Condition, Facts, holds, in_words
 
 SAID = {
     "solve": Output(
@@ -18,7 +18,7 @@ SAMPLE = {"data_source": "math", "extra_info": {"level": 4, "tags": ["a", "b"]},
 
 
 def check(**keys) -> bool:
-    return holds(Condition(**keys), SAID, INFOS, SAMPLE)
+    return holds(Condition(**keys), Facts(SAID, INFOS, SAMPLE, validate=False))
 
 
 @pytest.mark.parametrize(
@@ -123,16 +123,17 @@ def test_conditions_combine():
 def test_a_phase_is_training_unless_it_is_validation():
     training, validation = Condition(phase="training"), Condition(phase="validation")
     for validate in (False, True):
-        said = {"results": {}, "infos": {}, "sample": {}, "validate": validate}
-        assert holds(validation, **said) is validate
-        assert holds(training, **said) is not validate
-        assert holds(Condition(none_of=[{"all_of": [{"phase": "training"}]}]), **said) is validate
+        facts = Facts({}, {}, {}, validate)
+        assert holds(validation, facts) is validate
+        assert holds(training, facts) is not validate
+        assert holds(Condition(none_of=[{"all_of": [{"phase": "training"}]}]), facts) is validate
     assert check(phase="training")
 
 
 def test_odd_samples_are_no_error():
     odd = {"blob": b"\x00", "set": {1, 2}, "mixed": {1: "a", "b": 2}}
+    facts = Facts({}, {}, odd, validate=False)
     for path in odd:
-        assert not holds(Condition(sample=path, equals="x"), {}, {}, odd)
-        assert holds(Condition(sample=path, exists=True), {}, {}, odd)
+        assert not holds(Condition(sample=path, equals="x"), facts)
+        assert holds(Condition(sample=path, exists=True), facts)
     assert look_up({"a": {"0": "key"}}, "a.0") == "key"

@@ -56,7 +56,7 @@ def test_levels_hold_every_node_once_and_each_right_after_its_last_dependency(gr
     depth = {node: index for index, row in enumerate(rows) for node in row}
     assert sorted(depth) == sorted(graph) and sum(map(len, rows)) == len(graph)
     assert all(depth[node] == 1 + max((depth[d] for d in depends), default=-1) for node, depends in graph.items())
-    assert all(row == [n for n in graph if n in row] for row in rows)
+    assert all(list(row) == [n for n in graph if n in row] for row in rows)
 
 
 @given(any_graph())

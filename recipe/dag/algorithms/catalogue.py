@@ -68,10 +68,7 @@ REMOVED: Mapping[str, str] = MappingProxyType(
     }
 )
 """Former names of estimators, and what to write instead."""
-_REWARD_USES = {
-    False: "its code",
-    True: "recipe.dag.reward.credit:shaped, args: {shaping: <name>, players: None, ...}",
-}
+_REWARD_USES = {False: "its code", True: "recipe.dag.reward.credit:shaped, args: {shaping: <name>, players: None, ...}"}
 """Whether a reward is a shaping -> how a workflow selects it."""
 
 

@@ -6,7 +6,6 @@ Invariant: an algorithm and its blocks, which are a layer below the workflow's c
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from enum import StrEnum
 from typing import Protocol
 
 from recipe.dag.algorithms.reward_catalogue import RewardEntry
@@ -53,7 +52,6 @@ class Policy(Protocol):
 
 class Node(Protocol):
     id: str
-    kind: StrEnum
     candidates: object | None
     scope: str
 

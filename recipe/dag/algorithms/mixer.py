@@ -72,7 +72,7 @@ class Mixer(Block):
     @property
     def widths(self) -> dict[str, int]:
         """Widths of the networks, by option."""
-        return {"hidden": self.hidden}
+        return self.model_dump(include={"hidden", "mixing_hidden"})
 
     def check_options(self, facts: Facts) -> Iterator[Problem]:
         if self.lam == 1.0 and facts.has(*PATH, "target_tau"):
@@ -140,7 +140,3 @@ def _reaction(graph: Graph, own: list[Move], peers: list[Move]) -> str | None:
 class QmixMixer(Mixer):
     mixing_hidden: int = Field(default=32, ge=1)
     """Width of the mixing network."""
-
-    @property
-    def widths(self) -> dict[str, int]:
-        return {**super().widths, "mixing_hidden": self.mixing_hidden}

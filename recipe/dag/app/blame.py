@@ -29,6 +29,8 @@ from recipe.dag.episode.reward import scratch
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.report.what_if import bootstrap, paired, value_of
 from recipe.dag.train import checkpoint
+from recipe.dag.train.data import load_samples
+from recipe.dag.train.rollout import episodes_at_once
 from recipe.dag.types.record import Episode
 
 CHANGES = {
@@ -149,9 +151,6 @@ def blame(
 ) -> tuple[float | None, list[Share]]:
     """Return what `shares` does for the last weights of the run in `folder`, or those of a `global_step_N`, and the
     problems in `data`. Raises UserError."""
-    from recipe.dag.train.data import load_samples
-    from recipe.dag.train.rollout import episodes_at_once
-
     kept = weights_of(folder)
     weights: Weights = kept[max(kept)] if kept else None
     if checkpoint_folder is not None:

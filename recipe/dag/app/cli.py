@@ -17,8 +17,7 @@ import typer
 
 from recipe.dag.app.commands import audit, machine, records, runs, what_if, workflow_files
 from recipe.dag.core.errors import UserError
-
-ROOT = Path(__file__).resolve().parents[3]
+from recipe.dag.core.paths import ROOT
 
 app = typer.Typer(
     name="verl-dag",
@@ -49,8 +48,7 @@ def own_version() -> str:
 @app.callback()
 def _root(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print this version and verl's."),
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print this version and verl's.")
     ] = False,
 ) -> None: ...
 

@@ -14,16 +14,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.paths import ROOT
 from recipe.dag.core.printable import printable
 from recipe.dag.policy.attention import missing_attention
 from recipe.dag.settings.defaults import liger_is_installed
 
-ROOT = Path(__file__).resolve().parents[3]
 GIB = 2**30
 MIN_MEMORY_GIB, MIN_DISK_GIB = 4, 5
 """Below these, even the tiny run may fail."""
@@ -108,10 +109,10 @@ def pinned_verl() -> str:
     return next(match[1] for line in lines if (match := re.match(r"verl==([\w.]+)", line)))
 
 
-def check_ray() -> str:
-    version = _version("ray")
+def check_package(name: str, missing: Unfit | Note) -> str:
+    version = _version(name)
     if version is None:
-        raise Unfit("ray is not installed; pip install 'ray[default]'")
+        raise missing
     return version
 
 
@@ -134,13 +135,6 @@ def check_liger() -> str:
     if not liger_is_installed():
         raise Note("liger-kernel is not installed; updates on a GPU are a third slower without its kernels")
     return _version("liger-kernel") or "installed"
-
-
-def check_torchao() -> str:
-    version = _version("torchao")
-    if version is None:
-        raise Note("torchao is not installed; only its optimizers, such as 8-bit Adam, need it")
-    return version
 
 
 def check_dsbench() -> str:
@@ -258,11 +252,13 @@ CHECKS: dict[str, Callable[[], str]] = {
     "torch": check_torch,
     "gpu-host": check_gpu_host,
     "verl": check_verl,
-    "ray": check_ray,
+    "ray": partial(check_package, "ray", Unfit("ray is not installed; pip install 'ray[default]'")),
     "sglang": check_sglang,
     "flash-attn": check_flash_attn,
     "liger": check_liger,
-    "torchao": check_torchao,
+    "torchao": partial(
+        check_package, "torchao", Note("torchao is not installed; only its optimizers, such as 8-bit Adam, need it")
+    ),
     "dsbench": check_dsbench,
     "memory": check_memory,
     "disk": check_disk,

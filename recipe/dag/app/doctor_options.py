@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from recipe.dag.app.doctor import Note, Unfit
-from recipe.dag.app.inspection import open_planned
+from recipe.dag.app.inspection import estimate_gpus, open_planned
 from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import Fault, UserError
 from recipe.dag.loading.edits import Edit, load_edited, split_edits
@@ -306,8 +306,6 @@ def check_memory(
 ) -> str:
     """Estimate the memory of each GPU. `model`: the value of MODEL_PATH if the configuration has none. Raises Unfit if
     the run does not fit, Note if nothing can be estimated."""
-    from recipe.dag.app.inspection import estimate_gpus
-
     if model is not None and not (config is not None and config.model_path):
         os.environ["MODEL_PATH"] = model
     estimate = estimate_gpus(workflow, config, gpu_gb)

@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from recipe.dag.workflow.schema import Workflow
 
 
-def first_sample(path: str) -> dict[str, Any]:
-    """Return the first sample of a data file. Raises UserError."""
-    return first_samples(path, 1)[0]
-
-
 def first_samples(path: str, count: int) -> list[dict[str, Any]]:
     """Return the first samples of a data file. Raises UserError."""
     from recipe.dag.train.data import load_samples

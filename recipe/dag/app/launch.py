@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -32,7 +32,6 @@ from recipe.dag.app.preflight import check_run
 from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.interrupt import Interrupted, Interruption
-from recipe.dag.core.open_files import shortage
 from recipe.dag.core.output_lock import locked
 from recipe.dag.episode.listed_tools import with_listed_tools
 from recipe.dag.episode.load import load_user_code
@@ -44,6 +43,7 @@ from recipe.dag.report.phases import PHASES, announce, end_phase
 from recipe.dag.report.run_record import write_run_record
 from recipe.dag.settings import defaults
 from recipe.dag.settings.pools import plan_pools
+from recipe.dag.settings.typed import Typed
 from recipe.dag.settings.verl_run import NO_EFFECT
 from recipe.dag.tools.sandbox import raise_limit
 from recipe.dag.train.evaluation import evaluate
@@ -53,15 +53,17 @@ from recipe.dag.train.resources import Resources
 from recipe.dag.train.resume import launch_facts, spent_before
 from recipe.dag.train.rollout import episodes_at_once
 from recipe.dag.train.user_metrics import UserMetrics
+from recipe.dag.types.model import Api
 from recipe.dag.workflow import machine
 from recipe.dag.workflow.plan import max_forks
 from recipe.dag.workflow.schema import Workflow
 
-if TYPE_CHECKING:
-    from recipe.dag.settings.typed import Typed
-    from recipe.dag.types.model import Api
-
 Result = TypeVar("Result")
+
+FILES_PER_EPISODE = 2
+"""Such as one connection each for its env and its reward."""
+OTHER_FILES = 512
+"""Files of Ray, data, logs and the sandbox's connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +158,21 @@ def prepare(run: Run) -> None:
         print(f"warning: {warning}", file=sys.stderr)
     for line in choose_defaults(run.config, run.workflow, run.platform):
         print(line, file=sys.stderr)
-    if warning := shortage(episodes_at_once(run.config), raise_limit()):
+    if warning := shortage_of_files(episodes_at_once(run.config), raise_limit()):
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def shortage_of_files(in_flight: int, limit: int) -> str | None:
+    """Return a warning if `limit` open files may be too few for `in_flight` episodes; None if they are enough."""
+    needed = OTHER_FILES + FILES_PER_EPISODE * in_flight
+    if limit >= needed:
+        return None
+    fitting = max(1, (limit - OTHER_FILES) // FILES_PER_EPISODE)
+    return (
+        f"this process may open {limit} files, and rollout.max_in_flight={in_flight} episodes may need {needed}: "
+        f"raise the hard limit (ulimit -Hn {needed}, or nofile in /etc/security/limits.conf), or set "
+        f"rollout.max_in_flight={fitting}"
+    )
 
 
 async def execute(run: Run, cluster: Cluster | None) -> None:

@@ -12,10 +12,9 @@ import tempfile
 from pathlib import Path
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.core.paths import shipped
+from recipe.dag.core.paths import ROOT, shipped
 
 TEMPLATE = Path(__file__).parent / "new_task"
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def new_task(folder: Path) -> list[Path]:
@@ -41,7 +40,8 @@ def new_task(folder: Path) -> list[Path]:
         partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         try:
             partial.chmod(0o755)
-            files = [_write(source, partial, values) for source in _template_files()]
+            sources = (path for path in sorted(TEMPLATE.rglob("*")) if path.is_file())
+            files = [_write(source, partial, values) for source in sources if "__pycache__" not in source.parts]
             if folder.exists():
                 folder.rmdir()
             os.rename(partial, folder)
@@ -51,10 +51,6 @@ def new_task(folder: Path) -> list[Path]:
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
     return [folder / file for file in files]
-
-
-def _template_files() -> list[Path]:
-    return [path for path in sorted(TEMPLATE.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
 
 
 def _write(source: Path, folder: Path, values: dict[str, str]) -> Path:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -22,6 +22,7 @@ from recipe.dag.app.launch import Evaluation, Run, signals_reported, started, wi
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.interrupt import Interruption
 from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.policy.cluster import Cluster
 from recipe.dag.report.phases import PHASES
 from recipe.dag.report.run_record import launches
 from recipe.dag.settings.compose import CONFIG_FOLDER, compose_file
@@ -30,11 +31,8 @@ from recipe.dag.train.alternation import as_bound
 from recipe.dag.train.fingerprint import Fingerprint
 from recipe.dag.train.inputs import Inputs
 from recipe.dag.train.models import find_models
+from recipe.dag.train.resources import Resources
 from recipe.dag.workflow.schema import Workflow
-
-if TYPE_CHECKING:
-    from recipe.dag.policy.cluster import Cluster
-    from recipe.dag.train.resources import Resources
 
 T = TypeVar("T")
 Weights = Path | None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -27,11 +26,9 @@ from recipe.dag.loading.workflow_file import load_draft, refuse
 from recipe.dag.types.agent import Agent
 from recipe.dag.types.context import Context, Message, Output
 from recipe.dag.types.record import Call
+from recipe.dag.workflow.node import Node
 from recipe.dag.workflow.parse_model import parse_piece
-
-if TYPE_CHECKING:
-    from recipe.dag.workflow.node import Node
-    from recipe.dag.workflow.schema import Workflow
+from recipe.dag.workflow.schema import Workflow
 
 REFORMAT = (
     "I could not read a score in your reply. Do not judge anew: state the judgement of your reply in this form, "
@@ -157,10 +154,7 @@ class Coach(Agent):
         return [
             {"role": "user", "content": self.options.keep.tail(self._rendered(context))},
             # servers refuse an empty message
-            {
-                "role": "assistant",
-                "content": context.inert(self.options.keep.tail(context.call.text)) or "(no answer)",
-            },
+            {"role": "assistant", "content": context.inert(self.options.keep.tail(context.call.text)) or "(no answer)"},
             {"role": "user", "content": REFORMAT.format(lines=lines)},
         ]
 

@@ -168,7 +168,6 @@ class BiasMonitor:
             )
 
     def state(self) -> dict[str, Any]:
-        """Return the state as JSON."""
         return {
             "steps": [[*key, [list(asdict(sums).values()) for sums in steps]] for key, steps in self._steps.items()],
             "cooldown": [[*key, steps] for key, steps in self._cooldown.items()],

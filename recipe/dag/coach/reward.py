@@ -29,12 +29,7 @@ class Judgement(NamedTuple):
 
 
 def coach_scores(
-    episode: Episode,
-    *,
-    coaches: Mapping[str, str],
-    scale: float = 10.0,
-    process: Weight = 1.0,
-    outcome: Weight = 0.0,
+    episode: Episode, *, coaches: Mapping[str, str], scale: float = 10.0, process: Weight = 1.0, outcome: Weight = 0.0
 ) -> dict[str, list[float | None]]:
     """Return `process * PROCESS_SCORE / scale + outcome * OUTCOME_SCORE` for each call of the judged nodes; None if its
     verdict lacks one of the two that count.

@@ -21,7 +21,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from recipe.dag.coach.evidence import UNKNOWN
 from recipe.dag.core.errors import HookFault, UserError
-from recipe.dag.core.suggestion import closest, listing
+from recipe.dag.core.suggestion import hint_at, listing
 from recipe.dag.types.markup import after_thinking
 
 VARIABLES: Mapping[str, str] = {
@@ -124,12 +124,12 @@ class PromptTemplate:
         for kind, known in ((nodes.Filter, environment.filters), (nodes.Test, environment.tests)):
             for node in tree.find_all(kind):
                 if node.name not in known:
-                    problem = f"no {kind.__name__.lower()} named {node.name!r}{_hint(node.name, known)}"
+                    problem = f"no {kind.__name__.lower()} named {node.name!r}{hint_at(node.name, known)}"
                     raise UserError(f"{self.path}:{node.lineno}: {problem}")
         unknown = find_undeclared_variables(tree) - VARIABLES.keys()
         for name in tree.find_all(nodes.Name):
             if name.name in unknown:
-                hint = f"{_hint(name.name, VARIABLES)} (known: {listing(VARIABLES)})"
+                hint = f"{hint_at(name.name, VARIABLES)} (known: {listing(VARIABLES)})"
                 raise UserError(f"{self.path}:{name.lineno}: unknown variable `{name.name}`{hint}")
 
     def _rehearse(self, **values: str) -> None:
@@ -156,8 +156,3 @@ class PromptTemplate:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(self.path)]
         return f"{self.path}:{lines[-1]}" if lines else str(self.path)
-
-
-def _hint(word: str, known: Iterable[str]) -> str:
-    suggestion = closest(word, known)
-    return f"; did you mean `{suggestion}`?" if suggestion else ""

@@ -31,7 +31,6 @@ def unreadable(text: str, call: Call) -> str:
 
 
 def coach_nodes(workflow: Workflow) -> Iterator[Node]:
-    """Yield the reward nodes that score with coaches."""
     for node in workflow.reward_nodes:
         if node.function is not None and split_ref(node.function)[1] == coach_scores.__name__:
             yield node

@@ -11,7 +11,7 @@ import asyncio
 import errno
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from http.client import HTTPException, InvalidURL
@@ -33,6 +33,12 @@ class UserError(Exception):
         return printable(super().__str__())
 
 
+def raise_all(messages: Iterable[str]) -> None:
+    """Raise one UserError with a line for each of the messages, if there are any."""
+    if lines := list(dict.fromkeys(messages)):
+        raise UserError("\nerror: ".join(lines))
+
+
 class Fault(Exception):
     """A failure inside one episode. `infra` faults are retried."""
 
@@ -42,13 +48,7 @@ class Fault(Exception):
     """True if the code behind the boundary is the user's."""
 
     def __init__(
-        self,
-        message: str,
-        *,
-        where: str = "",
-        infra: bool | None = None,
-        time_limit: bool = False,
-        source: str = "",
+        self, message: str, *, where: str = "", infra: bool | None = None, time_limit: bool = False, source: str = ""
     ):
         """`where`: node and function. `time_limit`: the code exceeded its time limit. `source`: file:line in the user's
         code."""

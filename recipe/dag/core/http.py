@@ -89,14 +89,7 @@ class HttpClient:
     """A client for any number of coroutines and event loops."""
 
     def __init__(
-        self,
-        url: str,
-        *,
-        where: str,
-        retries: int,
-        max_wait_s: float,
-        key: str | None = None,
-        proxies: bool = True,
+        self, url: str, *, where: str, retries: int, max_wait_s: float, key: str | None = None, proxies: bool = True
     ):
         """`where`: the client's owner, for messages. `retries`: tries after the first. `max_wait_s`: the longest pause
         before one. `proxies`: use those of the environment, which cannot reach a server of this machine."""

@@ -17,21 +17,21 @@ USER_MODULE = "verl_dag_user_"
 """Prefix of modules that are loaded from the user's files."""
 
 _ENGINE = str(Path(__file__).resolve().parents[1]) + os.sep
-_LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_LIBRARIES = ("<", *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def raised_at(error: BaseException) -> str:
     """Return the innermost line of the user's code in the traceback, or of the engine's if there is none."""
     if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith("<"):
         return _relative(error.filename, error.lineno or 1)
-    return user_line(error) or _innermost(error, lambda frame: not _is_library(frame))
+    return user_line(error) or _innermost(error, lambda frame: not frame.f_code.co_filename.startswith(_LIBRARIES))
 
 
 def user_line(error: BaseException) -> str:
     """Return the innermost line of the user's code in the traceback. An installed package (named by `pkg.mod:function`)
     counts as the user's if no file of the user is involved."""
     by_path = _innermost(error, lambda frame: frame.f_globals.get("__name__", "").startswith(USER_MODULE))
-    return by_path or _innermost(error, lambda frame: not _is_library(frame) and not _is_engine(frame))
+    return by_path or _innermost(error, lambda frame: not frame.f_code.co_filename.startswith((*_LIBRARIES, _ENGINE)))
 
 
 def defined_at(function: Callable[..., Any] | None) -> str:
@@ -49,14 +49,6 @@ def _innermost(error: BaseException, is_wanted: Callable[[FrameType], bool]) -> 
             location = _relative(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
         trace = trace.tb_next
     return location
-
-
-def _is_library(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith((*_LIBRARIES, "<"))
-
-
-def _is_engine(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_ENGINE)
 
 
 def _relative(file: str, line: int) -> str:

@@ -14,8 +14,9 @@ from typing import TypeGuard
 
 from recipe.dag.core.errors import UserError
 
-_ROOT = Path(__file__).resolve().parents[3]
-_SHIPPED = {"recipe": _ROOT, **dict.fromkeys(("envs", "preprocess", "workflows"), _ROOT / "verl_dag")}
+ROOT = Path(__file__).resolve().parents[3]
+"""The folder that contains `recipe/`: the checkout, or site-packages."""
+_SHIPPED = {"recipe": ROOT, **dict.fromkeys(("envs", "preprocess", "workflows"), ROOT / "verl_dag")}
 """The folders of this project that an installation has, and what holds them there: `verl_dag/` has links to those that
 a checkout has in its root."""
 

@@ -20,13 +20,16 @@ def closest(word: str, options: Iterable[str], *, cutoff: float = 0.6) -> str | 
     return by_lower[match[0]] if match else None
 
 
+def hint_at(word: str, options: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return `; did you mean ...?`, or "" if no option is close. `cutoff`: as in `closest`."""
+    match = closest(word, options, cutoff=cutoff)
+    return "" if match is None else f"; did you mean `{match}`?"
+
+
 def did_you_mean(word: str, options: Iterable[str]) -> str:
     """Return `; did you mean ...?`, or the list of options if none is close."""
     options = list(options)
-    match = closest(word, options)
-    if match is not None:
-        return f"; did you mean `{match}`?"
-    return f"; available: {listing(options)}" if options else ""
+    return hint_at(word, options) or (f"; available: {listing(options)}" if options else "")
 
 
 def listing(options: Iterable[str]) -> str:

@@ -73,7 +73,6 @@ def shaped(
 
 
 def _slots(row: Row) -> list[Slot]:
-    """Return the slot of each call of the row."""
     return [(row.uid, row.episode, call.node, call.turn, call.round) for call in row.calls]
 
 

@@ -50,8 +50,6 @@ class PolicyEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """One answer of a chat completion."""
-
     message: Message
     stop_reason: str
     usage: Usage

@@ -64,7 +64,6 @@ class AgentRunner:
 
     @asynccontextmanager
     async def timed(self, call: Call, attempt: Attempt) -> AsyncIterator[TimeLimit]:
-        """Limit the time of the call."""
         started = time.perf_counter()
         if not call.start_seconds:
             call.start_seconds = started - attempt.started

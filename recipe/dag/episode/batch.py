@@ -70,7 +70,6 @@ async def run_batch(
 
 
 def keys_of(episodes: Iterable[Episode]) -> set[tuple[str, int]]:
-    """Return uid and index of each episode."""
     return {(episode.uid, episode.index) for episode in episodes}
 
 

@@ -106,12 +106,7 @@ class ChatModel:
         return as_text(messages[: max(answers, default=len(messages))])
 
     async def _complete(
-        self,
-        call: Call,
-        attempt: Attempt,
-        limit: TimeLimit,
-        messages: list[Message],
-        given: ChatAnswer | None = None,
+        self, call: Call, attempt: Attempt, limit: TimeLimit, messages: list[Message], given: ChatAnswer | None = None
     ) -> ChatAnswer:
         """Return the model's next message, or the one that a fork gives; count it in the call."""
         sampling = sampling_of(self._agent, attempt.validate, thinks=True)

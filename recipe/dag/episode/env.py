@@ -36,8 +36,6 @@ class Step:
 
 
 class LiveEnv:
-    """An env of one episode."""
-
     def __init__(self, env: EnvClass, watchers: list[str], limit_s: float):
         """`watchers`: the agents that see the env. `limit_s`: the time limit for each call of a method."""
         self._env, self._watchers, self._limit_s = env, watchers, limit_s

@@ -22,8 +22,6 @@ from recipe.dag.types.record import Call
 
 
 class EpisodeEnvs:
-    """All envs of one episode."""
-
     def __init__(
         self, graph: EpisodeGraph, classes: Mapping[str, EnvClass], sample: dict[str, Any], limit_s: float
     ) -> None:

@@ -1,8 +1,7 @@
 """An agent's `prompt` and `parse` around a call, and the defaults for a node without them.
 
-Invariant: whatever a hook does, the caller gets a prompt or an Output, or a HookFault that names the file and
-function. Sync hooks run on the event loop, so they must be quick (they format and parse text); a hook that waits must
-be async.
+Invariant: whatever a hook does, the caller gets a prompt or an Output, or a HookFault that names the file and function.
+Sync hooks run on the event loop, so they must be quick (they format and parse text); a hook that waits must be async.
 """
 
 from __future__ import annotations

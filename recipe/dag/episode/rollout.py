@@ -37,7 +37,7 @@ from recipe.dag.episode.view import (
 )
 from recipe.dag.types.context import Context, Output
 from recipe.dag.types.record import Call, Episode, Result, Skip, ToolResult
-from recipe.dag.workflow.condition import Condition, holds
+from recipe.dag.workflow.condition import Condition, Facts, holds
 from recipe.dag.workflow.schema import EpisodeSpec
 
 NodeRunner = AgentRunner | VoteRunner | FunctionRunner
@@ -133,8 +133,8 @@ class Rollout:
 
     def _holds(self, condition: Condition, reader: Reader, turn: Turn) -> bool:
         seen = view(self._graph, reader, turn, self._state)
-        infos, sample = self._envs.infos(seen.infos), self._episode.sample
-        return holds(condition, seen.outputs, infos, sample, validate=self._attempt.validate)
+        infos, validate = self._envs.infos(seen.infos), self._attempt.validate
+        return holds(condition, Facts(seen.outputs, infos, self._episode.sample, validate))
 
     async def _run_node(self, node: EpisodeNode, round_index: int, turn: Turn) -> None:
         slot, runner = (node.id, round_index), self._runners[node.id]

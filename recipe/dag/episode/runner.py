@@ -23,7 +23,7 @@ from recipe.dag.episode.compute import load_compute
 from recipe.dag.episode.env_class import load_envs
 from recipe.dag.episode.failure import check_masked, decide, describe, pause_s, run_error
 from recipe.dag.episode.fork import Fork, key_of, recorded_calls
-from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode, episode_graph
+from recipe.dag.episode.graph import EpisodeNode, episode_graph
 from recipe.dag.episode.group_reward import score_groups
 from recipe.dag.episode.reward import load_rewards, run_reward, score, settle
 from recipe.dag.episode.rollout import NodeRunner, Rollout
@@ -55,8 +55,8 @@ class EpisodeRunner:
         self._workflow, self._seed = workflow, seed
         if not workflow.rollout_nodes:
             raise UserError(f"{workflow.path}: needs at least one ROLLOUT node")
-        self._graph = episode_graph(workflow)
-        self._runners = {node.id: _runner_of(node, workflow, endpoints, tools) for node in self._graph.nodes}
+        self.graph = episode_graph(workflow)
+        self._runners = {node.id: _runner_of(node, workflow, endpoints, tools) for node in self.graph.nodes}
         self._envs = load_envs(workflow, sandbox)
         self._choices = load_choices(workflow)
         rewards = load_rewards(workflow)
@@ -74,10 +74,6 @@ class EpisodeRunner:
     def scores_groups(self) -> bool:
         """Whether some rewards are known only when the whole group has finished."""
         return bool(self._late_rewards)
-
-    @property
-    def graph(self) -> EpisodeGraph:
-        return self._graph
 
     async def run(
         self,
@@ -130,7 +126,7 @@ class EpisodeRunner:
         drawn = random.Random(f"{self._seed} {step} {trunk.uid} {trunk.index}")
         chosen = sorted(drawn.sample(range(len(own)), min(len(own), forks.decisions or len(own))))
         at = [key_of(own[position])[:3] for position in chosen]
-        repeated = [Fork(*recorded_calls(self._graph, trunk, [slot]), trunk=trunk, at=slot) for slot in at]
+        repeated = [Fork(*recorded_calls(self.graph, trunk, [slot]), trunk=trunk, at=slot) for slot in at]
         return [fork for fork in repeated for _ in range(forks.alternatives - 1)]
 
     async def finish(self, episodes: Sequence[Episode], title: str, *, earlier: Sequence[Episode] = ()) -> None:
@@ -154,7 +150,7 @@ class EpisodeRunner:
         try:
             with boundary(Fault):
                 async with limited(spec.timeout_s, TimeoutFault, "the episode"):
-                    await Rollout(self._graph, self._runners, self._envs, spec, attempt, self._choices).run()
+                    await Rollout(self.graph, self._runners, self._envs, spec, attempt, self._choices).run()
                     attempt.fork.check(attempt.episode)
                     await score(
                         attempt.episode,
@@ -171,10 +167,7 @@ class EpisodeRunner:
 
 
 def _runner_of(
-    node: EpisodeNode,
-    workflow: Workflow,
-    endpoints: Mapping[str, Endpoint],
-    tools: dict[str, Tool],
+    node: EpisodeNode, workflow: Workflow, endpoints: Mapping[str, Endpoint], tools: dict[str, Tool]
 ) -> NodeRunner:
     if node.agent is None:
         return load_compute(node, workflow)

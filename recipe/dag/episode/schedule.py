@@ -99,7 +99,7 @@ class Schedule:
             for node in self._graph.nodes:
                 if node.loop in self._ended:
                     continue
-                slot = node.id, self._round_of(node)
+                slot = node.id, 0 if node.loop is None else self.rounds[node.loop]
                 if self._may_run(node, slot):
                     if self._skips(node, slot):
                         changed = True
@@ -131,9 +131,6 @@ class Schedule:
         task = Task(*slot, kind)
         self._started.add(task)
         return task
-
-    def _round_of(self, node: EpisodeNode) -> int:
-        return 0 if node.loop is None else self.rounds[node.loop]
 
     def _may_run(self, node: EpisodeNode, slot: Slot) -> bool:
         if slot in self.skipped or Task(*slot, "run") in self._started:

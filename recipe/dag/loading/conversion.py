@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from recipe.dag.core.frozen import Mark, marked
+from recipe.dag.core.paths import resolve_folder
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.workflow.agent_schema import Agent, ToolSpec
-from recipe.dag.workflow.relocate_paths import relocated, relocated_folder, relocated_node
+from recipe.dag.workflow.relocate_paths import relocated, relocated_node, relocated_path
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.to_yaml import to_yaml
 
@@ -46,7 +47,9 @@ def _relocated_tool(tool: ToolSpec, origin: str | Path, target: str | Path, decl
         return relocated(tool, origin, target)
     built_in = BUILTIN.get(tool.name or declared)
     folders = marked(built_in.Options, Mark.CONTENT) if built_in is not None else ()
-    moved = {key: relocated_folder(tool.kwargs[key], origin, target) for key in folders if tool.kwargs.get(key)}
+    moved = {
+        key: relocated_path(tool.kwargs[key], resolve_folder, origin, target) for key in folders if tool.kwargs.get(key)
+    }
     return tool.model_copy(update={"kwargs": {**tool.kwargs, **moved}}) if moved else tool
 
 

@@ -10,16 +10,12 @@ import subprocess
 import sys
 import warnings
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.paths import ROOT
 from recipe.dag.settings.absolute import absolute
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def choose_platform(config: DictConfig) -> str:

@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from transformers import Cache
 
+from recipe.dag.platform.served_adapters import ServedAdapters
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -43,7 +45,7 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     seed: int = 0
     adapter: str | None = None
-    """The adapter of an AdapterGenerator that it computes with; None: the model alone."""
+    """The version of an adapter that it computes with; None: the model alone."""
     handle: Any = None
     """Not read by the generator; the server stores its callback here."""
     response_ids: list[int] = field(default_factory=list)
@@ -175,6 +177,7 @@ class Generator:
         self.cache = SlabCache(model.config, max_requests, max_len, next(model.parameters()).dtype)
         self.max_requests = max_requests
         self.active: list[Request] = []
+        self.adapters = ServedAdapters(model)
 
     @property
     def room(self) -> int:
@@ -184,6 +187,7 @@ class Generator:
     @torch.inference_mode()
     def add(self, requests: list[Request]) -> list[Request]:
         """Prefill `requests` (at most `room`) and sample their first tokens. Returns the finished ones."""
+        self.adapters.select([request.adapter for request in requests])
         first = len(self.active)
         lengths = torch.tensor([len(r.prompt_ids) for r in requests])
         width = int(lengths.max())
@@ -201,6 +205,7 @@ class Generator:
     def step(self) -> list[Request]:
         """Sample one more token for every active request. Returns the finished ones."""
         requests = self.active
+        self.adapters.select([request.adapter for request in requests])
         ids = torch.tensor([[r.response_ids[-1]] for r in requests])
         positions = torch.tensor([[len(r.prompt_ids) + len(r.response_ids) - 1] for r in requests])
         width = int(positions.max()) + 1
@@ -209,8 +214,9 @@ class Generator:
         return self._accept(hidden[:, 0], requests)
 
     @torch.inference_mode()
-    def score(self, ids: list[int]) -> list[float]:
+    def score(self, ids: list[int], adapter: str | None) -> list[float]:
         """Return the log-probs [tokens - 1] of all tokens but the first at temperature 1, without the cache."""
+        self.adapters.select([adapter])
         logits = self.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1]
         return torch.log_softmax(logits.float(), dim=-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
 
@@ -236,11 +242,8 @@ class Generator:
         request.log_probs.append(log_prob)
         if token in request.stop_token_ids or (request.stopped and request.stopped(request.response_ids)):
             request.stop_reason = "stop"
-        elif len(request.response_ids) >= request.max_tokens or self._full(request):
+        elif len(request.response_ids) >= min(request.max_tokens, self.max_len - len(request.prompt_ids)):
             request.stop_reason = "length"
-
-    def _full(self, request: Request) -> bool:
-        return len(request.prompt_ids) + len(request.response_ids) >= self.max_len
 
     def _remove(self, finished: list[Request]) -> list[Request]:
         """Fill each gap with the last row, so that the rows in use remain [0, active)."""

@@ -18,7 +18,7 @@ from typing import Any
 from aiohttp import web
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.platform.openai_wire import BadRequest, Body, read
+from recipe.dag.platform.openai_wire import BadRequest, Body, ChatRequest, read
 from recipe.dag.tools.sandbox import is_for_loopback, is_from_page, is_loopback
 
 log = logging.getLogger(__name__)
@@ -59,11 +59,14 @@ def check_model(wanted: str, served: str) -> None:
         raise BadRequest(problem, status=404, code="model_not_found", param="model")
 
 
-def chat_answer(model: str, number: int, choices: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
-    """Return the body of the answer to a chat request; `number` tells it from the server's other answers."""
+def answer_to(
+    kind: type[Body], model: str, number: int, choices: list[dict[str, Any]], usage: dict[str, int]
+) -> dict[str, Any]:
+    """Return the body of the answer to a request of this kind; `number` tells it from the server's other answers."""
+    prefix, name = ("chatcmpl", "chat.completion") if kind is ChatRequest else ("cmpl", "text_completion")
     return {
-        "id": f"chatcmpl-{number}",
-        "object": "chat.completion",
+        "id": f"{prefix}-{number}",
+        "object": name,
         "created": int(time.time()),
         "model": model,
         "choices": choices,

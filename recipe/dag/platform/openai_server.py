@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import time
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -24,7 +23,7 @@ from aiohttp import web
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.platform.generator import Request
-from recipe.dag.platform.openai_http import application, body_of, chat_answer, check_model
+from recipe.dag.platform.openai_http import answer_to, application, body_of, check_model
 from recipe.dag.platform.openai_wire import (
     BadRequest,
     ChatRequest,
@@ -55,8 +54,6 @@ class LocalServer(RolloutServer):
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """One generation as text."""
-
     ids: list[int]
     log_probs: list[float]
     text: str
@@ -96,7 +93,8 @@ class OpenAIServer:
         limit = body.max_completion_tokens or body.max_tokens
         texts = await self._generate(body, ids, limit, whole=bool(tools) and self._renders_calls)
         choices = [self._chat_choice(body, text, index, number, bool(tools)) for index, text in enumerate(texts)]
-        answer = chat_answer(self._name, number, choices, usage(len(ids), sum(len(text.ids) for text in texts)))
+        counts = usage(len(ids), sum(len(text.ids) for text in texts))
+        answer = answer_to(ChatRequest, self._name, number, choices, counts)
         return web.json_response(answer | ({"prompt_token_ids": ids} if body.return_token_ids else {}))
 
     def _rendered(self, body: ChatRequest, tools: list[dict[str, Any]] | None) -> list[int]:
@@ -175,16 +173,9 @@ class OpenAIServer:
             if body.return_token_ids:
                 choice |= {"token_ids": text.ids, "prompt_token_ids": ids}
             choices.append(choice)
-        return web.json_response(
-            {
-                "id": f"cmpl-{next(self._numbers)}",
-                "object": "text_completion",
-                "created": int(time.time()),
-                "model": self._name,
-                "choices": choices,
-                "usage": usage(sum(map(len, prompts)), sum(len(text.ids) for _, text in pairs)),
-            }
-        )
+        counts = usage(sum(map(len, prompts)), sum(len(text.ids) for _, text in pairs))
+        answer = answer_to(CompletionRequest, self._name, next(self._numbers), choices, counts)
+        return web.json_response(answer)
 
     async def _generate(
         self, body: ChatRequest | CompletionRequest, ids: list[int], max_tokens: int | None, *, whole: bool = False

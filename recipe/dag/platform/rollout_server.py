@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from recipe.dag.platform.generator import Request
-from recipe.dag.platform.served_adapters import AdapterGenerator
+from recipe.dag.platform.generator import Generator, Request
 
 if TYPE_CHECKING:
     from verl.workers.rollout.replica import TokenOutput
@@ -26,6 +25,10 @@ if TYPE_CHECKING:
     from recipe.dag.platform.adapter_weights import Pairs
     from recipe.dag.workflow.adapter_shape import AdapterShape
 
+SAMPLING: dict[str, Callable[[Any], Any]] = {"top_k": int} | dict.fromkeys(
+    ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"), float
+)
+"""Parameters of a request by their types; Request has their defaults."""
 Settle = Callable[..., None]
 """`settle(result)` or `settle(error=...)` completes the future of one caller, from any thread."""
 
@@ -62,7 +65,7 @@ class RolloutServer:
         except OSError:
             eos = model.config.eos_token_id
         self.stop_token_ids = frozenset([eos] if isinstance(eos, int) else eos or [])
-        self.generator = AdapterGenerator(model, max_requests=max_requests, max_len=max_len)
+        self.generator = Generator(model, max_requests=max_requests, max_len=max_len)
         embeddings: Any = model.get_input_embeddings()
         self.vocabulary: int = embeddings.num_embeddings
         self.max_len = max_len
@@ -104,13 +107,7 @@ class RolloutServer:
         request = Request(
             prompt_ids=list(prompt_ids),
             max_tokens=max(0, min(int(max_tokens), budget)),
-            temperature=float(sampling_params.get("temperature", 1.0)),
-            top_p=float(sampling_params.get("top_p", 1.0)),
-            top_k=int(sampling_params.get("top_k", -1)),
-            min_p=float(sampling_params.get("min_p", 0.0)),
-            repetition_penalty=float(sampling_params.get("repetition_penalty", 1.0)),
-            presence_penalty=float(sampling_params.get("presence_penalty", 0.0)),
-            frequency_penalty=float(sampling_params.get("frequency_penalty", 0.0)),
+            **{name: kind(sampling_params[name]) for name, kind in SAMPLING.items() if name in sampling_params},
             stopped=self._stop_test(sampling_params.get("stop")),
             stop_token_ids=frozenset()
             if ignore_eos
@@ -297,7 +294,7 @@ class RolloutServer:
     def _scored(self, request: Request) -> TokenOutput:
         """Return the log-probs of the prompt in verl's form [tokens, 1], which ends with a row without meaning."""
         output = self._output(request, "length", self._version_of(request))
-        rows = [[value] for value in self.generator.score_with(request.adapter, request.prompt_ids)]
+        rows = [[value] for value in self.generator.score(request.prompt_ids, request.adapter)]
         output.extra_fields["prompt_logprobs"] = [*rows, [0.0]]
         return output
 

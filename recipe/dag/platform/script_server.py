@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from recipe.dag.core.tasks import invoke
-from recipe.dag.platform.openai_http import application, body_of, chat_answer, check_model
+from recipe.dag.platform.openai_http import answer_to, application, body_of, check_model
 from recipe.dag.platform.openai_wire import BadRequest, ChatRequest, cut, messages_for_template, usage
 from recipe.dag.types.convention import SCRIPT
 
@@ -49,7 +49,7 @@ class ScriptServer:
         choices = [self._choice(body, text, index) for index, text in enumerate(texts)]
         asked = sum(_words(message["content"]) for message in messages)
         answered = sum(_words(choice["message"]["content"]) for choice in choices)
-        return chat_answer(self._name, next(self._numbers), choices, usage(asked, answered))
+        return answer_to(ChatRequest, self._name, next(self._numbers), choices, usage(asked, answered))
 
     async def _text(self, messages: list[dict[str, Any]]) -> str:
         async with self._slots:

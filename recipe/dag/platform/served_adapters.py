@@ -17,7 +17,6 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from recipe.dag.platform.adapter_weights import Pairs, read_adapter, target_layers
-from recipe.dag.platform.generator import Generator, Request
 from recipe.dag.workflow.adapter_shape import ALL_LINEAR, AdapterShape
 
 
@@ -84,24 +83,3 @@ def _forward(self: Any, hidden: Tensor) -> Tensor:
     if adapters.used is None:
         return out
     return out + linear(linear(hidden, self.lora_a[adapters.used]) * adapters.weights, self.lora_b[:, adapters.used])
-
-
-class AdapterGenerator(Generator):
-    """A generator whose requests name adapters."""
-
-    def __init__(self, model: PreTrainedModel, *, max_requests: int, max_len: int):
-        super().__init__(model, max_requests=max_requests, max_len=max_len)
-        self.adapters = ServedAdapters(model)
-
-    def add(self, requests: list[Request]) -> list[Request]:
-        self.adapters.select([request.adapter for request in requests])
-        return super().add(requests)
-
-    def step(self) -> list[Request]:
-        self.adapters.select([request.adapter for request in self.active])
-        return super().step()
-
-    def score_with(self, adapter: str | None, ids: list[int]) -> list[float]:
-        """Do as `score`, with an adapter or with the model alone."""
-        self.adapters.select([adapter])
-        return self.score(ids)

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.flatten import flatten
 from recipe.dag.core.problem import Problem
-from recipe.dag.core.suggestion import closest
+from recipe.dag.core.suggestion import hint_at
 from recipe.dag.workflow.overrides import Override
 from recipe.dag.workflow.parse_model import show_value
 
@@ -48,8 +48,7 @@ def _misfit(default: Any, override: Override) -> str | None:
         if default == {} or _is_open(default):
             return None
         if not isinstance(default, dict) or part not in default:
-            suggestion = closest(part, default) if isinstance(default, dict) else None
-            return f"verl's `{at}` has no `{part}`" + (f"; did you mean `{suggestion}`?" if suggestion else "")
+            return f"verl's `{at}` has no `{part}`{hint_at(part, default) if isinstance(default, dict) else ''}"
         default, at = default[part], f"{at}.{part}"
     value = override.value
     if isinstance(default, dict) and default and not isinstance(value, dict):

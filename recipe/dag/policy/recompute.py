@@ -33,16 +33,12 @@ def _recompute_mlp(layer: Any) -> None:
         # the norm is recomputed, too: its input is kept for its gradient anyway, and then its output need not be
         norm = layer.post_attention_layernorm
         run = _in_turn(norm.forward, run)
-        norm.forward = _unchanged
+        norm.forward = lambda hidden: hidden
     layer.mlp.forward = partial(_recomputed, layer, run)
 
 
 def _in_turn(first: Callable, second: Callable) -> Callable:
     return lambda hidden: second(first(hidden))
-
-
-def _unchanged(hidden: Tensor) -> Tensor:
-    return hidden
 
 
 def _recomputed(layer: nn.Module, run: Callable, hidden: Tensor) -> Tensor:

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-DELAY = {
-    "enable_prefill_delayer": True,
-    "prefill_delayer_queue_min_ratio": 0.1,
-    "prefill_delayer_max_delay_ms": 300,
-}
+DELAY = {"enable_prefill_delayer": True, "prefill_delayer_queue_min_ratio": 0.1, "prefill_delayer_max_delay_ms": 300}
 """Prompts wait until a tenth as many wait as requests decode, or 0.3 s; on a full server, until a tenth of its places
 is free. Calls of a rollout end one by one, so that else nearly every token of all others waits for one prompt.
 """

@@ -32,7 +32,6 @@ from recipe.dag.remote.wire import (
     with_calls,
 )
 from recipe.dag.types.context import Message
-from recipe.dag.types.provider import PROVIDERS, Provider
 
 VERSION = "2023-06-01"
 _ENDS = {
@@ -52,8 +51,6 @@ _CROWDED = re.compile(r"exceed context limit: (\d+) \+ \d+ > (\d+)")
 @dataclass(frozen=True, slots=True)
 class AnthropicWire:
     """See the module."""
-
-    provider: Provider = PROVIDERS["anthropic"]
 
     def path(self, model: str) -> str:
         return "/messages"

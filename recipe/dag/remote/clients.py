@@ -73,7 +73,7 @@ class Questions:
                 # greedy answers do not depend on the seed; sampled ones must differ between siblings
                 seedless = with_extras(form({k: v for k, v in sampling.items() if k != "seed"}), self.api.body)
                 seed = None if wire.temperature(body) == 0 else sampling.get("seed")
-                key = cache_key(wire.provider.name, self.transport.url, path, seedless, seed)
+                key = cache_key(self.api.provider or "openai", self.transport.url, path, seedless, seed)
                 answer, tries = await self._once(self.cache, key, post)
             value = read(answer)
         except (Fault, asyncio.CancelledError):

@@ -36,7 +36,6 @@ from recipe.dag.remote.wire import (
     with_calls,
 )
 from recipe.dag.types.context import Message
-from recipe.dag.types.provider import PROVIDERS, Provider
 
 _FILTERED = ("SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY", "OTHER")
 _MALFORMED = ("MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "TOO_MANY_TOOL_CALLS")
@@ -58,10 +57,6 @@ class GoogleWire:
     """See the module."""
 
     vertex: bool = False
-
-    @property
-    def provider(self) -> Provider:
-        return PROVIDERS["vertex" if self.vertex else "google"]
 
     def path(self, model: str) -> str:
         return f"{self._model(model)}:generateContent"

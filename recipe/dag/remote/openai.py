@@ -19,7 +19,6 @@ from typing import Any
 from recipe.dag.core.errors import ModelServerFault
 from recipe.dag.remote.wire import Answer, Body, Ping, Refusal, count_in, error_in
 from recipe.dag.types.context import Message
-from recipe.dag.types.provider import PROVIDERS, Provider
 from recipe.dag.workflow.agent_schema import NEUTRAL
 
 _NEUTRAL = {**NEUTRAL, "ignore_eos": False}
@@ -128,7 +127,6 @@ class OpenAIWire:
 
     official: bool = False
     """The server is OpenAI's own, whose newer models refuse `max_tokens`."""
-    provider: Provider = PROVIDERS["openai"]
 
     def path(self, model: str) -> str:
         return "/chat/completions"

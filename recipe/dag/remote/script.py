@@ -17,12 +17,8 @@ from recipe.dag.core.http import Unavailable
 from recipe.dag.core.location import raised_at
 from recipe.dag.core.tasks import invoke
 from recipe.dag.remote.ledger import Account
-from recipe.dag.remote.openai import OpenAIWire
 from recipe.dag.remote.transport import Request, Transport
 from recipe.dag.types.model import Api
-from recipe.dag.types.provider import PROVIDERS
-
-WIRE = OpenAIWire(provider=PROVIDERS["mock"])
 
 
 class ScriptTransport(Transport):
@@ -30,7 +26,7 @@ class ScriptTransport(Transport):
 
     def __init__(self, function: Callable[..., Any], *, api: Api, where: str, account: Account) -> None:
         """`function(messages)`, sync or async, returns a text, a message, or a whole completion with `choices`."""
-        super().__init__(api, url=api.script or "", key=None, where=where, wire=WIRE, account=account)
+        super().__init__(api, url=api.script or "", key=None, where=where, account=account)
         self._function = function
 
     async def check(self, timeout_s: float = 30.0) -> None:

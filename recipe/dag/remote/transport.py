@@ -264,7 +264,6 @@ class Transport(HttpClient):
         return await self.try_once(request.method, url, data=request.content, headers=headers, timeout=limit)
 
     def _failure(self, answer: Answer, refusal: Refusal, request: Request) -> Exception:
-        """Return the exception for an answer that is not 200."""
         status, status_line = answer.status, self.status_line(answer.status, refusal.message)
         if refusal.kind == "quota":
             return UserError(f"{self.where}: {self.url} says that the quota is used up ({status_line})")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from recipe.dag.types.context import Message
-from recipe.dag.types.provider import Provider
 
 Body = dict[str, Any]
 """A request's or an answer's JSON object."""
@@ -55,9 +54,6 @@ class Ping:
 
 class Wire(Protocol):
     """The requests and answers of one provider."""
-
-    @property
-    def provider(self) -> Provider: ...
 
     def path(self, model: str) -> str:
         """Return the path of a chat request, after the base URL."""

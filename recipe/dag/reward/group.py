@@ -156,8 +156,8 @@ def diversity(
         features = [_ngrams("" if call is None else written_in(call), n) for call in calls]
     rewards: list[Rewards] = []
     for index, episode in enumerate(episodes):
-        siblings = [other for position, other in enumerate(features) if position != index]
-        distances = [_distance(features[index], other) for other in siblings]
+        own, siblings = features[index], [other for position, other in enumerate(features) if position != index]
+        distances = [1.0 - len(own & other) / len(own | other) for other in siblings]
         if threshold is not None:
             distances = [float(distance > threshold) for distance in distances]
         mean = fsum(distances) / len(distances) if distances else float(penalty)
@@ -260,10 +260,6 @@ def _ngrams(text: str, n: int) -> frozenset[str]:
     """Return the n-grams of the text's words; the whole text if it has fewer than n words."""
     words = text.lower().split()
     return frozenset(" ".join(words[start : start + n]) for start in range(max(1, len(words) - n + 1)))
-
-
-def _distance(first: frozenset[str], second: frozenset[str]) -> float:
-    return 1.0 - len(first & second) / len(first | second)
 
 
 def _solved(episode: Episode) -> bool:

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recipe.dag.compat.marti import configuration_hint
-from recipe.dag.core.errors import UserError
+from recipe.dag.core.errors import UserError, raise_all
 from recipe.dag.core.flatten import flatten
 from recipe.dag.core.paths import shipped
 from recipe.dag.settings.schema import Schema, Tree, plain, tree_of, values_of
@@ -59,7 +59,7 @@ def compose_checked(
     arguments = parse(overrides, [CONFIG_FOLDER, folder])
     file = compose_file(name, arguments.profiles, folder)
     settings = [leaf for typed in arguments.settings for leaf in leaves_of(typed)]
-    _raise(checks.check_keys(file.tree, settings))
+    raise_all(checks.check_keys(file.tree, settings))
     config = file.copy()
     try:
         for typed in settings:
@@ -68,7 +68,7 @@ def compose_checked(
         wrong = list(checks.check_values(config, values, {typed.key: typed for typed in settings}))
     except OmegaConfBaseException as error:
         raise UserError(f"configuration: {_first_lines(error)}") from error
-    _raise(wrong)
+    raise_all(wrong)
     missing = sorted(key for key in values if values[key] == "???" and not key.startswith(("critic.", "reward")))
     if missing:
         raise UserError(f"configuration: no value for {', '.join(missing)}; pass it as {missing[0]}=...")
@@ -99,8 +99,6 @@ def run_schema() -> Schema:
 
 
 class Composed(NamedTuple):
-    """A composed file."""
-
     pickled: bytes
     """A DictConfig: `copy.deepcopy` takes four times as long as to load it."""
     tree: Tree
@@ -151,11 +149,6 @@ def leaves_of(typed: Typed) -> Iterator[Typed]:
         return
     for key, value, _ in flatten({typed.key: typed.value}):
         yield Typed(key, plain(value), typed.argument)
-
-
-def _raise(messages: Iterable[str]) -> None:
-    if lines := list(dict.fromkeys(messages)):
-        raise UserError("\nerror: ".join(lines))
 
 
 def _first_lines(error: Exception) -> str:

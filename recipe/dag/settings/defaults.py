@@ -26,8 +26,8 @@ from recipe.dag.workflow.memory import GB, Moments, PolicyOnGpu, Pool, PoolMemor
 from recipe.dag.workflow.model_size import UnknownSize, context_of, size_of
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.trainer_memory import Head, TrainerOptions, mlp_only_bytes, moment_bytes
+from recipe.dag.workflow.verl_keys import RUN
 
-RUN = "actor_rollout_ref"
 TOKENS = 16384
 """Default tokens of a micro-batch."""
 TOKENS_OF_SMALL_MODELS = ((250_000_000, 65536), (1_000_000_000, 32768))
@@ -115,13 +115,7 @@ def default_tokens(longest: int) -> int:
     return max(TOKENS, longest)
 
 
-def decide(
-    config: DictConfig,
-    workflow: Workflow,
-    machine: Machine,
-    *,
-    visible: int | None = None,
-) -> Decision:
+def decide(config: DictConfig, workflow: Workflow, machine: Machine, *, visible: int | None = None) -> Decision:
     """Choose the number of GPUs (default: all `visible` ones), then the least offload, the most tokens, whether
     gathered weights stay, and the least recompute that fit.
 

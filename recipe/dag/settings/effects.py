@@ -12,23 +12,18 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.dag.core.errors import UserError
+from recipe.dag.core.errors import UserError, raise_all
 from recipe.dag.settings.learned_config import repeated_keys
 from recipe.dag.settings.typed import Typed
 from recipe.dag.settings.verl_run import says_the_same
 from recipe.dag.workflow.moves import pooled
 from recipe.dag.workflow.overrides import OWN_OF_CRITICS
 from recipe.dag.workflow.schema import Workflow
-
-RUN = "actor_rollout_ref"
+from recipe.dag.workflow.verl_keys import RUN
 
 
 def _is(value: Any) -> Callable[[Any], bool]:
     return lambda other: other == value
-
-
-def _is_among(*values: Any) -> Callable[[Any], bool]:
-    return lambda other: other in values
 
 
 def _is_set(value: Any) -> bool:
@@ -64,7 +59,7 @@ NEEDS: dict[str, Need] = {
     "report.on_flag": ("report.monitors", bool, "no rule is on; add {}=all"),
     "trainer.resume_from_path": (
         "trainer.resume_mode",
-        _is_among("resume_path", "force"),
+        lambda mode: mode in ("resume_path", "force"),
         "only the modes resume_path and force read it; add {}=resume_path",
     ),
     f"{_ACTOR}.ppo_micro_batch_size_per_gpu": _under(_ACTOR, _BY_ROWS),
@@ -119,8 +114,7 @@ def check_effects(
     wrong = [f"{typed[key].argument}: {message}" for key, message in problems]
     if not evaluate_only:
         wrong += [f"{typed[key].argument}: {message}" for key, message in _not_trained(typed, config, workflow)]
-    if wrong:
-        raise UserError("\nerror: ".join(dict.fromkeys(wrong)))
+    raise_all(wrong)
 
 
 def _without_effect(

@@ -39,8 +39,6 @@ class ValueKind:
     takes: str
     """Description for error messages: `a whole number, 1 or more`."""
     accepts: Callable[[Any], bool]
-    choices: tuple[Any, ...] = ()
-    """All values, if they can be listed."""
 
     def read(self, flag: str, text: str) -> Argument:
         """Parse a flag's value. Raises UserError, which names the flag and the values that it takes."""
@@ -81,13 +79,11 @@ def number(takes: str = "a number", within: Callable[[float], bool] = lambda val
 
 
 def or_null(kind: ValueKind) -> ValueKind:
-    choices = (*kind.choices, None) if kind.choices else ()
-    return ValueKind(f"{kind.takes}, or null", lambda value: value is None or kind.accepts(value), choices)
+    return ValueKind(f"{kind.takes}, or null", lambda value: value is None or kind.accepts(value))
 
 
 def one_of(*choices: str) -> ValueKind:
-    listed = ", ".join(map(str, choices))
-    return ValueKind(f"one of {listed}", lambda value: value in choices, choices)
+    return ValueKind(f"one of {', '.join(choices)}", lambda value: value in choices)
 
 
 def _is_text(value: Any) -> bool:
@@ -104,7 +100,7 @@ def names(*among: str) -> ValueKind:
 
 STRING = ValueKind("text", lambda value: isinstance(value, str))
 LIST = ValueKind("a list [...]", lambda value: isinstance(value, list))
-TRUTH = ValueKind("True or False", lambda value: type(value) is bool, (True, False))
+TRUTH = ValueKind("True or False", lambda value: type(value) is bool)
 TEXT = ValueKind("text", _is_text)
 PATH = ValueKind("a path", _is_text)
 PATHS = ValueKind(

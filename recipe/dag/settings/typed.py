@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from recipe.dag.core.errors import UserError
+from recipe.dag.core.errors import UserError, raise_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,7 @@ def parse(arguments: Iterable[str], folders: Iterable[Path]) -> Arguments:
                 settings.append(_setting(argument, override))
         except UserError as error:
             wrong.append(str(error))
-    if wrong:
-        raise UserError("\nerror: ".join(wrong))
+    raise_all(wrong)
     return Arguments(tuple(settings), tuple(profiles))
 
 

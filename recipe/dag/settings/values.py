@@ -27,6 +27,7 @@ from recipe.dag.settings.kinds import (
     or_null,
     whole,
 )
+from recipe.dag.workflow.verl_keys import RUN
 
 TRACKERS = ("console", "tensorboard", "wandb", "swanlab", "mlflow", "clearml", "trackio", "file", "vemlp_wandb")
 KL_TYPES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
@@ -43,7 +44,6 @@ _CONTENTS = names("model", "optimizer", "extra", "hf_model")
 _BETAS = ValueKind("two numbers [A,B]", lambda value: isinstance(value, list) and all(map(FINITE.accepts, value)))
 _STRATEGY = one_of("fsdp2")
 _TEXT_OR_NULL, _COUNT_OR_NULL, _TRUTH_OR_NULL = or_null(TEXT), or_null(COUNT), or_null(TRUTH)
-_RUN = "actor_rollout_ref"
 
 
 def _optimizer(branch: str) -> dict[str, ValueKind]:
@@ -132,25 +132,25 @@ KINDS: dict[str, ValueKind] = {
     "ray_kwargs.ray_init.address": _TEXT_OR_NULL,
     "ray_kwargs.ray_init.num_cpus": _COUNT_OR_NULL,
     "ray_kwargs.ray_init.runtime_env.py_executable": _TEXT_OR_NULL,
-    **_branch(f"{_RUN}.model", f"{_RUN}.actor.fsdp_config", f"{_RUN}.actor"),
+    **_branch(f"{RUN}.model", f"{RUN}.actor.fsdp_config", f"{RUN}.actor"),
     **_branch("critic.model", "critic.fsdp", "critic"),
     "critic.loss_scale_factor": or_null(POSITIVE),
-    f"{_RUN}.model.fused_kernel_options.impl_backend": or_null(one_of("triton", "torch")),
-    f"{_RUN}.model.use_liger": _TRUTH_OR_NULL,
-    f"{_RUN}.model.enable_gradient_checkpointing": _TRUTH_OR_NULL,
-    f"{_RUN}.model.recompute_mlp_only": or_null(whole(0)),
-    f"{_RUN}.ref.fsdp_config.reshard_after_forward": _TRUTH_OR_NULL,
-    f"{_RUN}.actor.kl_loss_type": ANY_KL,
-    f"{_RUN}.nccl_timeout": COUNT,
-    f"{_RUN}.ref.strategy": _STRATEGY,
-    f"{_RUN}.rollout.n": COUNT,
-    f"{_RUN}.rollout.gpu_memory_utilization": PART,
-    f"{_RUN}.rollout.tensor_model_parallel_size": COUNT,
-    f"{_RUN}.rollout.max_model_len": _COUNT_OR_NULL,
-    f"{_RUN}.rollout.router_config_path": _TEXT_OR_NULL,
-    f"{_RUN}.rollout.quantization": _TEXT_OR_NULL,
-    f"{_RUN}.rollout.checkpoint_engine.custom_backend_module": _TEXT_OR_NULL,
-    f"{_RUN}.rollout.prometheus.served_model_name": _TEXT_OR_NULL,
+    f"{RUN}.model.fused_kernel_options.impl_backend": or_null(one_of("triton", "torch")),
+    f"{RUN}.model.use_liger": _TRUTH_OR_NULL,
+    f"{RUN}.model.enable_gradient_checkpointing": _TRUTH_OR_NULL,
+    f"{RUN}.model.recompute_mlp_only": or_null(whole(0)),
+    f"{RUN}.ref.fsdp_config.reshard_after_forward": _TRUTH_OR_NULL,
+    f"{RUN}.actor.kl_loss_type": ANY_KL,
+    f"{RUN}.nccl_timeout": COUNT,
+    f"{RUN}.ref.strategy": _STRATEGY,
+    f"{RUN}.rollout.n": COUNT,
+    f"{RUN}.rollout.gpu_memory_utilization": PART,
+    f"{RUN}.rollout.tensor_model_parallel_size": COUNT,
+    f"{RUN}.rollout.max_model_len": _COUNT_OR_NULL,
+    f"{RUN}.rollout.router_config_path": _TEXT_OR_NULL,
+    f"{RUN}.rollout.quantization": _TEXT_OR_NULL,
+    f"{RUN}.rollout.checkpoint_engine.custom_backend_module": _TEXT_OR_NULL,
+    f"{RUN}.rollout.prometheus.served_model_name": _TEXT_OR_NULL,
 }
 """Keys whose values are not exactly those of their default's type."""
 

@@ -226,14 +226,6 @@ def _log(value: Number, base: Number = math.e) -> float:
     return _real(math.log)(value) if base == math.e else _real(math.log)(value) / _real(math.log)(base)
 
 
-def _sum(*values: Number) -> Number:
-    return sum(values)
-
-
-def _mean(*values: Number) -> Number:
-    return _divide(sum(values), len(values))
-
-
 def _known(table: Mapping[str, Any], name: str, kind: str) -> Any:
     if name not in table:
         raise CalculationError(f"there is no {kind} `{name[:40]}`; known: {', '.join(table)}")
@@ -260,8 +252,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "trunc": math.trunc,
     "min": lambda *values: min(values),
     "max": lambda *values: max(values),
-    "sum": _sum,
-    "mean": _mean,
+    "sum": lambda *values: sum(values),
+    "mean": lambda *values: _divide(sum(values), len(values)),
     "factorial": _whole(math.factorial, _LARGEST_FACTORIAL),
     "comb": _whole(math.comb, _LARGEST_FACTORIAL),
     "perm": _whole(math.perm, _LARGEST_FACTORIAL),

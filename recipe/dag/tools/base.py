@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from recipe.dag.tools.sandbox_client import SandboxClient
 
 
+def function_schema(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return OpenAI's schema of a function."""
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
 @dataclass(frozen=True, slots=True)
 class Resources:
     """The resources that a run gives its built-in tools."""

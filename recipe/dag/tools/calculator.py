@@ -11,7 +11,7 @@ from pydantic import Field
 
 from recipe.dag.core.frozen import Frozen
 from recipe.dag.tools.arithmetic import CalculationError, evaluate, show
-from recipe.dag.tools.base import BuiltinTool, Resources
+from recipe.dag.tools.base import BuiltinTool, Resources, function_schema
 from recipe.dag.types.record import ToolResult
 
 
@@ -43,14 +43,8 @@ class Calculator(BuiltinTool):
 
     def __init__(self, digits: int = 12) -> None:
         self._digits = digits
-        self.schema: dict[str, Any] = {
-            "type": "function",
-            "function": {
-                "name": self.name,
-                "description": "Compute the value of an arithmetic expression.",
-                "parameters": self.parameters,
-            },
-        }
+        description = "Compute the value of an arithmetic expression."
+        self.schema = function_schema(self.name, description, self.parameters)
 
     async def execute(self, arguments: dict[str, Any], state: dict[str, Any]) -> ToolResult:
         expression = arguments.get("expression")
@@ -60,5 +54,3 @@ class Calculator(BuiltinTool):
             return ToolResult(self.name, arguments, "success", show(evaluate(expression), self._digits))
         except CalculationError as error:
             return ToolResult(self.name, arguments, "failed", f"Error: {error}")
-
-    async def close(self) -> None: ...

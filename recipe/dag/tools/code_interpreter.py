@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from recipe.dag.core.frozen import Frozen
-from recipe.dag.tools.base import BuiltinTool, Resources
+from recipe.dag.tools.base import BuiltinTool, Resources, function_schema
 from recipe.dag.types.record import ToolResult
 
 if TYPE_CHECKING:
@@ -89,14 +89,8 @@ class CodeInterpreter(BuiltinTool):
         parameters = copy.deepcopy(self.parameters)
         limits = f"Seconds it may take, {timeout_s:g} by default, {self._max_timeout_s:g} at most."
         parameters["properties"]["timeout"]["description"] = limits
-        self.schema: dict[str, Any] = {
-            "type": "function",
-            "function": {
-                "name": self.name,
-                "description": "Run Python code in a fresh process and return what it prints.",
-                "parameters": parameters,
-            },
-        }
+        description = "Run Python code in a fresh process and return what it prints."
+        self.schema = function_schema(self.name, description, parameters)
 
     async def execute(self, arguments: dict[str, Any], state: dict[str, Any]) -> ToolResult:
         """Run a model's call. Raises SandboxFault."""
@@ -119,9 +113,6 @@ class CodeInterpreter(BuiltinTool):
         session = {SESSION: state[SESSION]} if SESSION in state else {}
         result = await self._client.run_code(code, timeout_s=timeout_s, memory_mb=self._memory_mb, **session)
         return self._to_tool_result(arguments, result)
-
-    async def close(self) -> None:
-        """Leave the client open: the caller owns it."""
 
     def _timeout(self, requested: Any, max_timeout_s: float) -> float | None:
         """Return the time-out in seconds; None if the request is invalid."""

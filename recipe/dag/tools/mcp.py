@@ -17,7 +17,7 @@ from recipe.dag.core.errors import ToolFault, UserError
 from recipe.dag.core.frozen import Mark
 from recipe.dag.core.suggestion import did_you_mean
 from recipe.dag.tools.address import HOW_ASKED, ServiceOptions, address_problems
-from recipe.dag.tools.base import BuiltinTool, Resources
+from recipe.dag.tools.base import BuiltinTool, Resources, function_schema
 from recipe.dag.types.record import ToolResult
 
 if TYPE_CHECKING:
@@ -84,14 +84,9 @@ class Mcp(BuiltinTool):
         self.name = shown_name(self._called, options.prefix)
         hints = listed.get("annotations") or {}
         self._repeatable = hints.get("readOnlyHint") is True or hints.get("idempotentHint") is True
-        self.schema: dict[str, Any] = {
-            "type": "function",
-            "function": {
-                "name": self.name,
-                "description": listed.get("description") or listed.get("title") or self.name,
-                "parameters": without_references(listed["inputSchema"], f"tool {self.name}"),
-            },
-        }
+        description = listed.get("description") or listed.get("title") or self.name
+        parameters = without_references(listed["inputSchema"], f"tool {self.name}")
+        self.schema = function_schema(self.name, description, parameters)
 
     async def execute(self, arguments: dict[str, Any], state: dict[str, Any]) -> ToolResult:
         from recipe.dag.tools.mcp_client import McpError

@@ -124,11 +124,7 @@ class McpClient:
             return state.session
 
     async def _open(self) -> _Session:
-        params = {
-            "protocolVersion": VERSION,
-            "capabilities": {},
-            "clientInfo": {"name": "verl-dag", "version": "1"},
-        }
+        params = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": {"name": "verl-dag", "version": "1"}}
         answer = await self._post("initialize", params, {}, repeatable=True)
         try:
             result = self._result(answer)

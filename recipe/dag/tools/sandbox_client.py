@@ -305,7 +305,6 @@ class SandboxClient:
 
 
 def _detail(answer: Answer) -> str:
-    """Return the reason in an answer that is an error."""
     try:
         return str(json.loads(answer.body)["detail"])
     except (ValueError, TypeError, KeyError):

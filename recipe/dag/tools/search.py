@@ -18,7 +18,7 @@ from recipe.dag.core.errors import ToolFault, UserError
 from recipe.dag.core.frozen import Mark
 from recipe.dag.core.paths import resolve_folder
 from recipe.dag.tools.address import HOW_ASKED, ServiceOptions, address_problems
-from recipe.dag.tools.base import BuiltinTool, Resources
+from recipe.dag.tools.base import BuiltinTool, Resources, function_schema
 from recipe.dag.types.record import ToolResult
 
 QUERY, TOP_K = "{query}", "{top_k}"
@@ -102,10 +102,7 @@ class Search(BuiltinTool):
     def __init__(self, options: Options, description: str) -> None:
         self.options = options
         self.name = options.called
-        self.schema: dict[str, Any] = {
-            "type": "function",
-            "function": {"name": self.name, "description": description, "parameters": self.parameters},
-        }
+        self.schema = function_schema(self.name, description, self.parameters)
 
     async def execute(self, arguments: dict[str, Any], state: dict[str, Any]) -> ToolResult:
         query = arguments.get("query")
@@ -115,8 +112,6 @@ class Search(BuiltinTool):
 
     @abstractmethod
     async def _search(self, query: str, arguments: dict[str, Any]) -> ToolResult: ...
-
-    async def close(self) -> None: ...
 
 
 class FolderSearch(Search):
@@ -146,8 +141,6 @@ class FolderSearch(Search):
 
 
 class ServiceSearch(Search):
-    """Asks a service."""
-
     def __init__(self, options: Search.Options, *, online: bool = True) -> None:
         """Raises UserError for a URL or a key that cannot be used."""
         from recipe.dag.tools.web import WebService

@@ -23,8 +23,6 @@ _OVERLOADED = (408, 425, 429, 503)
 
 
 class WebService(HttpClient):
-    """A client of one service."""
-
     def __init__(self, url: str, options: ServiceOptions, *, where: str):
         """`where`: the tool, for messages. Raises UserError for a text that is not a URL, and a key that is not set."""
         if problem := url_problem(url):

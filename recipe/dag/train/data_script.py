@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.problem import mistakes_reported
 from recipe.dag.train.problems import ANSWER_KEYS, PROBLEM_KEYS, Item, read_rows, row_of, to_items
 
 T = TypeVar("T")
@@ -26,12 +26,7 @@ T = TypeVar("T")
 
 def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> int:
     """Run a script's `main` and return the exit code; a UserError is printed as one line, with exit code 2."""
-    try:
-        main(argv)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return mistakes_reported(lambda: main(argv) or 0)()
 
 
 def parser(description: str, prompt_split: str, hub_name: str | None = None) -> argparse.ArgumentParser:

@@ -61,15 +61,11 @@ def model_digest(path: str) -> str:
         for file in folder.iterdir()
         if file.is_file() and any(fnmatch(file.name, pattern) for pattern in MODEL_FILES)
     )
-    return _digest([name, file_digest(folder / name)] for name in names)
+    return items_digest([name, file_digest(folder / name)] for name in names)
 
 
-def samples_digest(samples: Iterable[dict[str, Any]]) -> str:
-    """Return the digest of the samples in their order; it does not depend on the file format they were read from."""
-    return _digest(samples)
-
-
-def _digest(items: Iterable[Any]) -> str:
+def items_digest(items: Iterable[Any]) -> str:
+    """Return the digest of items in JSON, in their order: that of samples does not depend on the format of a file."""
     state = hashlib.blake2b(digest_size=8)
     for item in items:
         state.update(json.dumps(item, sort_keys=True, default=str).encode() + b"\n")

@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 
 async def evaluate(
-    config: DictConfig,
-    runner: EpisodeRunner | SpreadRunner,
-    workflow: Workflow,
-    inputs: Inputs,
-    about: dict[str, Any],
+    config: DictConfig, runner: EpisodeRunner | SpreadRunner, workflow: Workflow, inputs: Inputs, about: dict[str, Any]
 ) -> dict:
     """Run `workflow`, the runner's, on the validation samples without training, write its files, and return the
     summary.

@@ -24,7 +24,7 @@ from recipe.dag.settings.learned_config import is_learned, learned_config, repea
 from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.tools.passages import read_collection
 from recipe.dag.train.data import Sample
-from recipe.dag.train.digest import file_digest, model_digest, samples_digest
+from recipe.dag.train.digest import file_digest, items_digest, model_digest
 from recipe.dag.train.models import ModelPaths
 from recipe.dag.workflow.agent_schema import Reference
 from recipe.dag.workflow.schema import Workflow
@@ -112,7 +112,7 @@ def _models(workflow: Workflow, models: ModelPaths) -> Items:
 
 def _data(files: Any, samples: list[Sample]) -> Items:
     names = [files] if isinstance(files, str) else list(files or ())
-    return {"name": f"{', '.join(names) or 'none'}, {len(samples)} problems", "digest": samples_digest(samples)}
+    return {"name": f"{', '.join(names) or 'none'}, {len(samples)} problems", "digest": items_digest(samples)}
 
 
 def _canonical(workflow: Workflow, dump: Items) -> Items:

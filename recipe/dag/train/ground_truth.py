@@ -21,12 +21,7 @@ def after_hashes(answer: str) -> str | None:
     return _THOUSANDS.sub("", matches[-1]) if matches else None
 
 
-def boxed(answer: str) -> str | None:
-    r"""Return the content of the last \boxed{...} (MATH)."""
-    return extract_answer(answer)
-
-
-FORMATS: dict[str, Callable[[str], str | None]] = {"hashes": after_hashes, "boxed": boxed, "text": str}
+FORMATS: dict[str, Callable[[str], str | None]] = {"hashes": after_hashes, "boxed": extract_answer, "text": str}
 """Values of `data.answer_format` besides auto, with functions that return None for an answer in another format."""
 
 

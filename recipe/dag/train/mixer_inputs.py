@@ -7,8 +7,7 @@ are the team's: every call's reward counts once, whichever agent it was paid to.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,13 +21,8 @@ from recipe.dag.types.record import Call, Episode
 from recipe.dag.workflow.moves import reactions
 from recipe.dag.workflow.schema import Workflow
 
-
-class Encoder(Protocol):
-    """Turns texts into features, with frozen weights."""
-
-    def __call__(self, texts: Sequence[str]) -> Tensor:
-        """Return [K, D], one row per text."""
-        ...
+Encoder = Callable[[Sequence[str]], Tensor]
+"""Turns texts into features, [K, D], with frozen weights."""
 
 
 def move_of(call: Call) -> Move:
@@ -59,12 +53,7 @@ def encode_episodes(episodes: Sequence[Episode], moves: Sequence[Move], encoder:
         text = texts[int((~torch.isfinite(vectors_KD).all(1)).nonzero()[0])]
         raise UserError(f"algorithm.mixer.encoder: a feature of {text[:80]!r} is not finite; name another model")
     return MixerBatch(
-        vectors_KD,
-        torch.tensor(question),
-        message_EA,
-        rewards_ET,
-        turns=torch.tensor(turns),
-        group=torch.tensor(group),
+        vectors_KD, torch.tensor(question), message_EA, rewards_ET, turns=torch.tensor(turns), group=torch.tensor(group)
     )
 
 

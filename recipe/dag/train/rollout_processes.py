@@ -69,11 +69,7 @@ class RolloutProcesses:
 
     @classmethod
     async def start(
-        cls,
-        count: int,
-        spec: WorkerSpec,
-        endpoints: Mapping[str, Endpoint],
-        ensure: Callable | None = None,
+        cls, count: int, spec: WorkerSpec, endpoints: Mapping[str, Endpoint], ensure: Callable | None = None
     ) -> RolloutProcesses:
         """Start `count` workers on this machine, and divide the limits of `spec` among them. `ensure`: restarts the
         sandbox. Raises UserError if they do not start."""

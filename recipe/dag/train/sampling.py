@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,15 +23,6 @@ _ORDER = 1 << 32
 """Tells the random stream of a step's order from those of the strata."""
 Pick = tuple[int, int]
 """(index of a sample, epoch)"""
-
-
-class StepSampler(Protocol):
-    @property
-    def batch_size(self) -> int: ...
-
-    def batch(self, step: int) -> list[Pick]:
-        """Return (index, epoch) of each sample of `step`, which is counted from 1."""
-        ...
 
 
 class Sampler:
@@ -99,7 +90,7 @@ def _cut(size: int, first: int, count: int, seed: list[int]) -> list[Pick]:
 
 def sampler_of(
     samples: Sequence[Mapping[str, Any]], batch_size: int, seed: int, stratify_key: str | None
-) -> StepSampler:
+) -> Sampler | StratifiedSampler:
     """Return the sampler of a run; a plain one if fewer than two values of `stratify_key` occur. Raises UserError."""
     plain = Sampler(len(samples), batch_size, seed)
     if stratify_key is None:
@@ -113,7 +104,7 @@ def sampler_of(
     return StratifiedSampler(strata, batch_size, seed)
 
 
-def describe(sampler: StepSampler) -> str:
+def describe(sampler: Sampler | StratifiedSampler) -> str:
     """Return a line about the strata of each step; "" for a plain sampler."""
     if not isinstance(sampler, StratifiedSampler):
         return ""
@@ -146,12 +137,7 @@ def conflicting_labels(samples: Sequence[Mapping[str, Any]]) -> list[tuple[int, 
     first: dict[str, int] = {}
     conflicts = []
     for index, sample in enumerate(samples):
-        asked = [
-            sample["prompt"],
-            sample.get("tools_kwargs"),
-            sample["extra_info"].get("files"),
-            sample.get("data_folder"),
-        ]
+        asked = [sample["extra_info"].get("files"), *map(sample.get, ("prompt", "tools_kwargs", "data_folder"))]
         earlier = first.setdefault(json.dumps(asked, sort_keys=True, default=str), index)
         if samples[earlier]["ground_truth"].strip() != sample["ground_truth"].strip():
             conflicts.append((earlier, index))

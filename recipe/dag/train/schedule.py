@@ -5,10 +5,11 @@ Invariant: a node starts only after its dependencies have finished, and what may
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from graphlib import TopologicalSorter
 
+from recipe.dag.core.tasks import Work, unfold
 from recipe.dag.workflow.node import Node
 
 
@@ -18,17 +19,13 @@ async def run_nodes(nodes: Sequence[Node], execute: Callable[[Node], Awaitable[N
     by_id = {node.id: node for node in nodes}
     sorter = TopologicalSorter({n.id: [d for d in n.after if d in by_id] for n in nodes})
     sorter.prepare()
-    running: dict[asyncio.Task, str] = {}
-    try:
-        while sorter.is_active():
-            for node_id in sorter.get_ready():
-                running[asyncio.ensure_future(execute(by_id[node_id]))] = node_id
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                node_id = running.pop(task)
-                task.result()
-                sorter.done(node_id)
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+
+    def ready() -> list[Work]:
+        return [partial(run, node_id) for node_id in sorter.get_ready()]
+
+    async def run(node_id: str) -> list[Work]:
+        await execute(by_id[node_id])
+        sorter.done(node_id)
+        return ready()
+
+    await unfold(ready())

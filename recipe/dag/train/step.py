@@ -13,12 +13,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import torch
 
 from recipe.dag.algorithms.estimate import credit_batch, estimate
+from recipe.dag.algorithms.mappo import Mappo
 from recipe.dag.core.errors import UserError
 from recipe.dag.credit.agent_share import equal_weights, lessons, loss_shares, weighted
 from recipe.dag.policy.policy import PolicyRuntime
@@ -43,9 +44,6 @@ from recipe.dag.types.row import Row
 from recipe.dag.workflow.node import CRITIC_KINDS, KINDS, Kind, Node
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.training_chain import is_derived
-
-if TYPE_CHECKING:
-    from recipe.dag.algorithms.mappo import Mappo
 
 DOMINANT = 0.9
 """Share of a policy's loss above which its other agents hardly learn."""

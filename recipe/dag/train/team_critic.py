@@ -17,12 +17,7 @@ import torch
 from torch import Tensor
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.credit.joint_advantages import (
-    center_among_siblings,
-    explained_variance,
-    joint_advantages,
-    mixer_weight,
-)
+from recipe.dag.credit.joint_advantages import center_among_siblings, explained_variance, joint_advantages, mixer_weight
 from recipe.dag.credit.joint_value import JointValueNet, joint_values
 from recipe.dag.credit.mixer import Target
 from recipe.dag.credit.mixer_batch import MixerBatch, concatenate, team_returns
@@ -126,11 +121,7 @@ class TeamCritic:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             self.model = JointValueNet(
-                self.layout,
-                dimension,
-                mixer=self.estimator,
-                binary=spec.loss == "binary",
-                **spec.widths,
+                self.layout, dimension, mixer=self.estimator, binary=spec.loss == "binary", **spec.widths
             )
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=spec.lr, weight_decay=spec.weight_decay, fused=True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, cast
 
 from recipe.dag.core.errors import HookFault, UserError
@@ -35,10 +36,6 @@ class Output:
 
 async def _no_model(messages: list[Message]) -> str:
     raise UserError("context.ask asks an agent's model, and this node has none")
-
-
-def _prompt_text(call: Call) -> str:
-    return call.prompt_text
 
 
 @dataclass(slots=True)
@@ -88,7 +85,7 @@ class Context:
     """`await context.ask(messages)` returns the model's answer to a further prompt of this call, within its time limit;
     only for agents whose policy is not trained. Both are recorded in `call.messages`, and
     `call.stop_reason` is that of the answer."""
-    read_by: Callable[[Call], str] = _prompt_text
+    read_by: Callable[[Call], str] = attrgetter("prompt_text")
     """`context.read_by(call)`: all that a visible call's model had read before its last generation, as it was rendered:
     its prompt, its earlier generations and the results of its tool calls."""
     inert: Callable[[str], str] = inert

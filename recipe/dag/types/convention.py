@@ -15,7 +15,7 @@ from typing import Any
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.problem import KeyPath
-from recipe.dag.core.suggestion import closest, listing
+from recipe.dag.core.suggestion import hint_at, listing
 from recipe.dag.core.user_code import load_object
 
 
@@ -162,6 +162,4 @@ def _misfits(
         if name in optional or name in given:
             yield name, f"`{name}` is already given by the engine; use another name"
         elif name not in by_name and Parameter.VAR_KEYWORD not in kinds:
-            suggestion = closest(name, by_name)
-            hint = f"; did you mean `{suggestion}`?" if suggestion else "; add it, or **kwargs"
-            yield name, f"takes no `{name}`{hint}"
+            yield name, f"takes no `{name}`{hint_at(name, by_name) or '; add it, or **kwargs'}"

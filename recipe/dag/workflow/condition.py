@@ -97,7 +97,8 @@ class Facts:
     infos: Mapping[str, Mapping[str, Any]]
     """The latest `info` of the env that a node steps, by node id."""
     sample: Mapping[str, Any]
-    validate: bool = False
+    validate: bool
+    """The episode belongs to a validation."""
 
     def result(self, node: str, key: str | None) -> Any:
         if node not in self.results:
@@ -209,12 +210,12 @@ def _join(key: str, verdict: Callable[[Iterator[bool]], bool]) -> Subject:
 
     def words(condition: Condition) -> str:
         parts = getattr(condition, key)
-        joined = (" and " if key == "all_of" else " or ").join(_words(part, inside=len(parts) > 1) for part in parts)
+        joined = (" and " if key == "all_of" else " or ").join(in_words(part, inside=len(parts) > 1) for part in parts)
         return f"not ({joined})" if key == "none_of" else joined
 
     return Subject(
         words=words,
-        holds=lambda condition, facts: verdict(_holds(part, facts) for part in getattr(condition, key)),
+        holds=lambda condition, facts: verdict(holds(part, facts) for part in getattr(condition, key)),
         joins=True,
         at_least=(1, "condition"),
     )
@@ -267,23 +268,7 @@ SUBJECTS: Mapping[str, Subject] = {
 JOINS = tuple(key for key, subject in SUBJECTS.items() if subject.joins)
 
 
-def holds(
-    condition: Condition,
-    results: Mapping[str, Result],
-    infos: Mapping[str, Mapping[str, Any]],
-    sample: Mapping[str, Any],
-    *,
-    validate: bool = False,
-) -> bool:
-    """Evaluate a condition.
-
-    `results` and `infos` (of the env that a node steps) are by node id, without nodes that have no result yet.
-    `validate`: the episode belongs to a validation.
-    """
-    return _holds(condition, Facts(results, infos, sample, validate))
-
-
-def _holds(condition: Condition, facts: Facts) -> bool:
+def holds(condition: Condition, facts: Facts) -> bool:
     key, subject = _subject_of(condition)
     if subject.holds is not None:
         return subject.holds(condition, facts)
@@ -300,12 +285,9 @@ def _subject_of(condition: Condition) -> tuple[str, Subject]:
     return next((key, subject) for key, subject in SUBJECTS.items() if getattr(condition, key) is not None)
 
 
-def in_words(condition: Condition) -> str:
-    """Describe a condition in words, for plans and figures. Equal conditions give equal words."""
-    return _words(condition, inside=False)
-
-
-def _words(condition: Condition, *, inside: bool) -> str:
+def in_words(condition: Condition, *, inside: bool = False) -> str:
+    """Describe a condition in words, for plans and figures: in brackets if it joins others `inside` another. Equal
+    conditions give equal words."""
     key, subject = _subject_of(condition)
     text = subject.words(condition)
     if subject.holds is None:

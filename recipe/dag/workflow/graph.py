@@ -68,7 +68,7 @@ def find_cycles(graph: Graph) -> list[list[str]]:
     return cycles
 
 
-def levels(graph: Graph) -> list[list[str]]:
+def levels(graph: Graph) -> tuple[tuple[str, ...], ...]:
     """Group the nodes by depth; nodes of one level can run at the same time. A level has the file's order."""
     depth: dict[str, int] = {}
     for node in topological_order(graph):
@@ -76,7 +76,7 @@ def levels(graph: Graph) -> list[list[str]]:
     rows: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
     for node in graph:
         rows[depth[node]].append(node)
-    return rows
+    return tuple(map(tuple, rows))
 
 
 def ancestors(graph: Graph, node: str) -> set[str]:

@@ -25,10 +25,7 @@ PIECES: tuple[type[BaseModel], ...] = (Agent, Policy, ToolSpec, EnvSpec, Episode
 TEXTS = {"type": "array", "items": {"type": "string"}}
 ONE_OR_MORE = {"anyOf": [{"type": "string"}, TEXTS]}
 WRITTEN_AS: dict[tuple[str, str], dict[str, Any]] = {
-    ("Agent", "tools"): {
-        "type": "array",
-        "items": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/ToolSpec"}]},
-    },
+    ("Agent", "tools"): {"type": "array", "items": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/ToolSpec"}]}},
     **{(model, "stop"): ONE_OR_MORE for model in ("Sampling", "ValidationSampling")},
     **{(model, "after"): ONE_OR_MORE for model in ("Node", "SubWorkflow")},
     ("Node", "env"): ONE_OR_MORE,
@@ -58,10 +55,7 @@ def workflow_schema() -> dict[str, Any]:
         "required": ["dag_id", "agents", "policies", "nodes"],
         "properties": {
             "dag_id": {"type": "string", "description": "The workflow's name."},
-            "description": {
-                "type": "string",
-                "description": "The workflow's purpose, printed by `verl-dag plan`.",
-            },
+            "description": {"type": "string", "description": "The workflow's purpose, printed by `verl-dag plan`."},
             "global_config": {"type": "object", "description": "Values for `!Ref global_config.a.b`."},
             "agents": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/Agent"}},
             "policies": _named("Policy"),

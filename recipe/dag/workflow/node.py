@@ -165,8 +165,7 @@ class Node(Frozen):
     args: Annotated[dict[str, Any], Mark.CODE] = {}
     """Keyword arguments of the node's function."""
     scope: Literal["episode", "group"] = "episode"
-    """What the function scores. episode: a finished episode. group: all finished episodes of a
-    sample at once."""
+    """What the function scores. episode: a finished episode. group: all finished episodes of a sample at once."""
     hooks: Annotated[str | None, Mark.CODE] = None
     """The agent's hooks: `file.py`, or `file.py:Class` with `prompt` and `parse`."""
     prompt_options: dict[str, Any] = {}
@@ -183,8 +182,7 @@ class Node(Frozen):
     env_pays: bool = False
     """Reward the episode with the environment's rewards."""
     when: Condition | None = None
-    """Skip the node if this is false. A node is also skipped if all of its dependencies
-    were skipped."""
+    """Skip the node if this is false. A node is also skipped if all of its dependencies were skipped."""
     candidates: Candidates | None = None
     """Generate several answers, and go on with one of them."""
     config: dict[str, Any] = {}

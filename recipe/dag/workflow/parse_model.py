@@ -18,7 +18,7 @@ from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.algorithms.catalogue import DEFAULT, OWN, REMOVED, SELECTABLE, algorithm_class, readers
 from recipe.dag.algorithms.mixer import Mixer
 from recipe.dag.core.problem import KeyPath, Problem
-from recipe.dag.core.suggestion import closest, did_you_mean, listing
+from recipe.dag.core.suggestion import closest, did_you_mean, hint_at, listing
 from recipe.dag.workflow.agent_schema import Agent, Lora, ToolSpec
 from recipe.dag.workflow.node import Node
 from recipe.dag.workflow.source import Source
@@ -126,8 +126,7 @@ def _unread(owner: type[BaseModel], key: str, source: Source) -> str | None:
 
 def choice(value: Any, options: Sequence[str]) -> str:
     """Return the error message for a value that is none of `options`."""
-    suggestion = closest(value, options) if isinstance(value, str) else None
-    hint = f"; did you mean `{suggestion}`?" if suggestion else ""
+    hint = hint_at(value, options) if isinstance(value, str) else ""
     return f"expected one of {listing(options)}, got {show_value(value)}{hint}"
 
 

@@ -142,7 +142,7 @@ class Plan(Frozen):
 def make_plan(workflow: Workflow) -> Plan:
     """Return the plan of a workflow, without the parts that depend on the machine."""
     agents = tuple(_agent(workflow, index, agent) for index, agent in enumerate(workflow.agents))
-    training = workflow.training_nodes
+    training, loops = workflow.training_nodes, [loop.nodes for loop in workflow.loops.values()]
     return Plan(
         file=Path(workflow.path).name,
         dag_id=workflow.dag_id,
@@ -170,9 +170,9 @@ def make_plan(workflow: Workflow) -> Plan:
             )
             for name, loop in workflow.loops.items()
         ),
-        rollout=_rollout(workflow),
-        scoring=_levels(workflow.reward_nodes),
-        training=_levels(training),
+        rollout=levels(with_whole_loops(graph_of(workflow.episode_nodes), loops)),
+        scoring=levels(graph_of(workflow.reward_nodes)),
+        training=levels(graph_of(training)),
         training_derived=any(is_derived(node.id) for node in training),
         max_generated_tokens=sum(agent.max_generated_tokens for agent in agents),
         max_forks=max_forks(workflow),
@@ -280,12 +280,3 @@ def _node(workflow: Workflow, node: Node) -> PlannedNode:
         of_group=node.scope == "group",
         candidates=node.candidates and f"{node.candidates.keep} of {node.candidates.k} by {node.candidates.by}",
     )
-
-
-def _rollout(workflow: Workflow) -> tuple[tuple[str, ...], ...]:
-    graph = with_whole_loops(graph_of(workflow.episode_nodes), [loop.nodes for loop in workflow.loops.values()])
-    return tuple(tuple(level) for level in levels(graph))
-
-
-def _levels(nodes: tuple[Node, ...]) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(level) for level in levels(graph_of(nodes)))

@@ -106,7 +106,6 @@ class Workflow(Frozen):
         return next(node for node in self.nodes if node.id == node_id)
 
     def of_kind(self, *kinds: Kind) -> tuple[Node, ...]:
-        """Return the nodes that have one of these kinds."""
         return tuple(node for node in self.nodes if node.kind in kinds)
 
     @property
@@ -127,7 +126,6 @@ class Workflow(Frozen):
         return self.of_kind(*TRAINING_KINDS)
 
     def agent_of(self, node: Node) -> Agent:
-        """Return the agent of a rollout node."""
         return next(agent for agent in self.agents if agent.name == node.agent)
 
     def policies_of(self, agent: Agent) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from recipe.dag.app.commands.options import open_console
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.printable import printable
 
@@ -40,8 +41,6 @@ def audit(
 ) -> None:
     """Play texts that need no skill through a workflow, without a model, and print what its rewards pay for them. The
     exit code is 1 if an attack earns an agent more than the bound."""
-    from rich.console import Console
-
     from recipe.dag.app.preflight import check_workflow
     from recipe.dag.episode.attacks import ATTACKS
     from recipe.dag.train.data import load_samples
@@ -51,10 +50,7 @@ def audit(
     chosen = [rows[number * len(rows) // samples] for number in range(samples)] if len(rows) > samples else rows
     more = _own_attacks(attacks) if attacks is not None else {}
     result = asyncio.run(_with_sandbox(workflow, chosen, {**ATTACKS, **more}, sandbox_url))
-    console = Console()
-    if not console.is_terminal:
-        console.width = 1000  # a pipe cuts nothing
-    console.print(_table(result))
+    open_console().print(_table(result))
     if found := result.above(bound):
         typer.echo(f"{file}: {_finding(result, found)}", err=True)
         raise typer.Exit(1)

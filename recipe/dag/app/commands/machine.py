@@ -69,8 +69,7 @@ def doctor(
         str | None, typer.Option(help="Check its chat template, and parse a tool call that the template writes.")
     ] = None,
     data: Annotated[
-        str | None,
-        typer.Option(help="With --model: histogram of its prompts' lengths, as WORKFLOW renders them."),
+        str | None, typer.Option(help="With --model: histogram of its prompts' lengths, as WORKFLOW renders them.")
     ] = None,
     max_prompt_length: Annotated[int, typer.Option(min=1, help="With --data: the limit, in tokens.")] = 2048,
     gpu_gb: Annotated[float | None, typer.Option(min=1, help="With WORKFLOW: memory of each GPU, GB.")] = None,

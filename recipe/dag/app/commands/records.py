@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from recipe.dag.app.commands.options import open_console
 from recipe.dag.core.errors import UserError
 
 
@@ -63,10 +64,7 @@ def trace(
         raise UserError(f"{given} for a page; add --output FILE.html")
     records = read_records(runs[0])
     if list_:
-        console = Console()
-        if not console.is_terminal:
-            console.width = 1000  # a pipe cuts nothing
-        console.print(list_episodes(select(records, wanted), agent))
+        open_console().print(list_episodes(select(records, wanted), agent))
         return
     record = choose(records, wanted, episode)
     if svg is not None:

@@ -5,6 +5,7 @@ Invariant: options become settings of the configuration, in front of the overrid
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -204,6 +205,21 @@ def merge(
     base: Annotated[str | None, typer.Option(help="A folder or hub name. (default: the one the adapter names)")] = None,
 ) -> None:
     """Add an adapter to the model that it was trained on, and write the sum as a model of its own."""
-    from recipe.dag.app.merge import merge_adapter
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    typer.echo(f"{output}: {merge_adapter(adapter, base, output)} with {adapter}")
+    from recipe.dag.platform.adapter_weights import merge as add
+    from recipe.dag.train.models import load_model
+    from recipe.dag.workflow.adapter_shape import CONFIG, read_shape
+
+    read_shape(adapter)
+    named = base or json.loads((adapter / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    if not named:
+        raise UserError(f"{adapter}: {CONFIG} does not name the adapter's base; pass --base MODEL")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"{output} already exists; choose another --output")
+    path, _ = load_model(named, "--base" if base else str(adapter))
+    model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+    add(model, adapter)
+    model.save_pretrained(output)
+    AutoTokenizer.from_pretrained(path).save_pretrained(output)
+    typer.echo(f"{output}: {named} with {adapter}")

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from recipe.dag.app.commands.options import open_console
 from recipe.dag.core.errors import UserError
 
 
@@ -94,17 +95,13 @@ def blame(
     reward: Annotated[bool, typer.Option("--reward", help="Compare the mean reward, not the outcome.")] = False,
 ) -> None:
     """Play problems with each agent silent, as at the run's start, or with another episode's words: who matters?"""
-    from rich.console import Console
-
     from recipe.dag.app.blame import blame as blame_agents
     from recipe.dag.app.blame import most_needed, table_of
     from recipe.dag.report.what_if import reward_value, value_of
 
     value = reward_value if reward else value_of
     mean, found = blame_agents(folder, data, n, checkpoint_folder=checkpoint, max_samples=max_samples, value=value)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 1000  # a pipe cuts nothing
+    console = open_console()
     what = "mean reward" if reward else "mean outcome"
     console.print(f"{what} without a change: {'not graded' if mean is None else f'{mean:.3f}'}; differences:")
     console.print(table_of(found))

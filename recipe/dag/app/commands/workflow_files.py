@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,9 @@ from recipe.dag.app.commands.options import ConfigName, ConfigPath, Settings
 from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.problem import Problem
+
+if TYPE_CHECKING:
+    from recipe.dag.workflow.schema import Workflow
 
 
 class PlanFormat(StrEnum):
@@ -56,9 +59,7 @@ def validate(
 
                 load_user_code(workflow)
             if play:
-                from recipe.dag.app.commands.play import play_episodes
-
-                play_episodes(workflow, data, show=show)
+                _play_episodes(workflow, data, show=show)
         except UserError as error:
             failed = True
             typer.echo(str(error), err=True)
@@ -72,9 +73,29 @@ def validate(
         raise typer.Exit(2)
 
 
-def new(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder, named like the task.")],
-) -> None:
+def _play_episodes(workflow: Workflow, data: str | None, *, show: bool) -> None:
+    """Play the first row of `data`, warn of keys that nothing writes and of rewards that pay for anything, and print
+    the episodes if `show`. Raises UserError."""
+    from rich.console import Console
+
+    from recipe.dag.app.inspection import first_samples
+    from recipe.dag.episode.rehearsal import SAMPLE, paid_alike, rehearse, unseen_keys
+    from recipe.dag.report.journal import record_of
+    from recipe.dag.report.jsonfile import to_json
+    from recipe.dag.report.trace import show as show_episode
+
+    try:
+        episodes = rehearse(workflow, first_samples(data, 1)[0] if data else SAMPLE)
+    except UserError as error:
+        hint = "" if data else " (the problem and its ground truth are made up; pass --data FILE for yours)"
+        raise UserError(f"{error}{hint}") from error
+    for line in (*unseen_keys(workflow, episodes), *paid_alike(episodes)):
+        typer.echo(f"{workflow.path}: warning: {line}", err=True)
+    for episode in episodes if show else ():
+        show_episode(json.loads(to_json(record_of(episode))), Console())
+
+
+def new(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder, named like the task.")]) -> None:
     """Write a small task that trains on a laptop without changes: workflow, agents, reward, data, run script, tests."""
     from recipe.dag.app.new import new_task
 
@@ -111,10 +132,7 @@ def plan(
     gpu_gb: Annotated[
         float | None,
         typer.Option(
-            "--gpu-gb",
-            "--gpu_gb",
-            min=1,
-            help="Memory of each GPU, GB (10^9 bytes). (default: this machine's)",
+            "--gpu-gb", "--gpu_gb", min=1, help="Memory of each GPU, GB (10^9 bytes). (default: this machine's)"
         ),
     ] = None,
     reuse: Annotated[

@@ -11,7 +11,7 @@ from typing import Any
 from recipe.dag.compat.long_form import COMPUTE, INFERENCE, NODE_FIELDS, OPTIONS, TYPES
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.paths import find_source, split_ref
-from recipe.dag.core.suggestion import closest
+from recipe.dag.core.suggestion import hint_at
 
 _TYPE_OF = {"ROLLOUT": INFERENCE, "REWARD": COMPUTE, "DEFAULT": COMPUTE}
 OWN_OPTIONS = ("train_cycle", "share_instance")
@@ -66,8 +66,7 @@ def _options(data: dict[str, Any], warn: Any, base: str) -> dict[str, Any]:
         elif key in _UNREAD_OPTIONS:
             warn(("agent_options", key), "this has no effect; it belongs to siiRL's single-agent loop")
         elif key not in OPTIONS and key not in OWN_OPTIONS:
-            suggestion = closest(key, [*OPTIONS, *OWN_OPTIONS])
-            hint = f"; did you mean `{suggestion}`?" if suggestion else ""
+            hint = hint_at(key, [*OPTIONS, *OWN_OPTIONS])
             warn(("agent_options", key), f"unknown key, which has no effect{hint}")
     paths = options.get("env_path")
     if isinstance(paths, list) and not paths:

@@ -12,7 +12,7 @@ from recipe.dag.compat.long_form import NODE_FIELDS
 from recipe.dag.compat.siirl.episode_nodes import episode_node
 from recipe.dag.compat.siirl.training import IDLE_TYPES, warn_of_ignored, without_mistakes
 from recipe.dag.core.problem import KeyPath
-from recipe.dag.core.suggestion import closest
+from recipe.dag.core.suggestion import hint_at
 from recipe.dag.workflow.source import Source
 
 SAMPLING_ROLES = ("DYNAMIC_SAMPLING", "POSTPROCESS_SAMPLING")
@@ -97,9 +97,7 @@ def _read_node(source: Source, result: Source, nodes: Nodes, index: int, node: A
     nodes.raw[index] = node
     for key in node:
         if key not in NODE_FIELDS and key not in ("filter_plugin", "retry_limit"):
-            suggestion = closest(key, NODE_FIELDS)
-            hint = f"; did you mean `{suggestion}`?" if suggestion else ""
-            warn((key,), f"unknown key, which has no effect{hint}")
+            warn((key,), f"unknown key, which has no effect{hint_at(key, NODE_FIELDS)}")
     if node.get("filter_plugin") is not None:
         message = "nodes have no filters, so this has no effect (`algorithm.drop_zero_variance: true` drops groups)"
         warn(("filter_plugin",), message)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from recipe.dag.algorithms.catalogue import algorithm_class
-from recipe.dag.compat.siirl.nodes import Nodes, role_of
+from recipe.dag.compat.siirl.nodes import Nodes, options_of, role_of
 from recipe.dag.core.counted import counted
 from recipe.dag.workflow.source import Origin, Source, nowhere
 
@@ -22,11 +22,11 @@ KL_LOSS_COEF = 0.001
 
 def set_rewards(source: Source, result: Source, nodes: Nodes) -> None:
     """Give each REWARD node without a function one, and remove `obs_with_env` if no node has an env."""
-    steps = [i for i, node in nodes.kept.items() if i in nodes.raw and _options(node).get("env_path")]
+    steps = [i for i, node in nodes.kept.items() if i in nodes.raw and options_of(node).get("env_path")]
     for index, node in nodes.kept.items():
         if index not in nodes.raw:
             continue
-        options = _options(node)
+        options = options_of(node)
         if not steps and options.pop("obs_with_env", False):
             path = ("nodes", index, "agent_options", "obs_with_env")
             message = "no node has an env, so `obs_with_env` has no effect"
@@ -130,8 +130,3 @@ def _set_episode(source: Source, result: Source, nodes: Nodes) -> None:
         else:
             message = "nodes are not retried one by one; `episode.retries` sets how often an episode is"
         result.warnings.append(source.problem(path, message, key=True))
-
-
-def _options(node: Any) -> dict[str, Any]:
-    options = node.get("agent_options") if isinstance(node, dict) else None
-    return options if isinstance(options, dict) else {}

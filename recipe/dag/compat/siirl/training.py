@@ -13,7 +13,7 @@ from recipe.dag.compat.long_form import COMPUTE, OPTIONS, TRAINING, NodeType
 from recipe.dag.compat.siirl.episode_nodes import OWN_OPTIONS
 from recipe.dag.core.flatten import flatten
 from recipe.dag.core.problem import KeyPath, Problem
-from recipe.dag.core.suggestion import closest
+from recipe.dag.core.suggestion import hint_at
 from recipe.dag.workflow.parse_model import parse_piece
 from recipe.dag.workflow.source import Source
 
@@ -83,8 +83,7 @@ def warn_of_ignored(node: dict[str, Any], role: str, warn: Any) -> None:
     for key, value in node.get("agent_options", {}).items():
         reader = {"train_cycle": "ACTOR", "share_instance": "CRITIC"}.get(key)
         if reader is None:
-            suggestion = None if key in OPTIONS else closest(key, OWN_OPTIONS)
-            hint = f"; did you mean `{suggestion}`?" if suggestion else ""
+            hint = "" if key in OPTIONS else hint_at(key, OWN_OPTIONS)
             warn(("agent_options", key), f"this has no effect in {role} nodes{hint}")
         elif value is not None and (reader != role or key == "train_cycle" and node.get("only_forward_compute")):
             hint = "only updates of actors alternate" if key == "train_cycle" else "only critics are shared"

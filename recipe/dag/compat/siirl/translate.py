@@ -12,7 +12,7 @@ from recipe.dag.compat.siirl.graph import check_graph, relink
 from recipe.dag.compat.siirl.nodes import Nodes, read_nodes
 from recipe.dag.compat.siirl.policies import make_policies
 from recipe.dag.compat.siirl.settings import set_algorithm, set_rewards
-from recipe.dag.core.suggestion import closest
+from recipe.dag.core.suggestion import hint_at
 from recipe.dag.workflow.source import Origin, Source, nowhere
 
 KEPT = ("dag_id", "description", "global_config", "envs", "episode", "loops", "algorithm")
@@ -26,8 +26,8 @@ def translate(source: Source) -> Source:
     result.data = data
     for key in source.data:
         if key not in (*KEPT, "nodes") and not key.startswith("x-"):
-            suggestion = closest(key, KEPT, cutoff=0.8)  # actor1_config holds an anchor, and is no global_config
-            hint = f"; did you mean `{suggestion}`?" if suggestion else " (anchors in it may be used)"
+            # actor1_config holds an anchor, and is no global_config
+            hint = hint_at(key, KEPT, cutoff=0.8) or " (anchors in it may be used)"
             result.warnings.append(source.problem((key,), f"unknown key, which has no effect{hint}", key=True))
     for key in ("episode", "algorithm"):
         if isinstance(data.get(key), dict):

@@ -13,9 +13,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.policy.safe_load import weights_only
@@ -26,10 +28,6 @@ from recipe.dag.train.digest import model_digest
 from recipe.dag.train.fingerprint import Fingerprint, Items, differences
 from recipe.dag.train.resume import check_processes, report_differences
 from recipe.dag.train.sft.compose import adapter_shape
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LambdaLR
 
 DIGITS = 16
 """Of the digest of a training file."""

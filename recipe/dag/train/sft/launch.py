@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig, OmegaConf
 
 from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
@@ -22,9 +23,6 @@ from recipe.dag.report.phases import announce, end_phase
 from recipe.dag.settings.absolute import make_absolute
 from recipe.dag.train.sft.compose import NAME, adapter_shape, compose_sft
 from recipe.dag.workflow.model_size import UnknownSize, size_of
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 SHUTDOWN_VARIABLE, SHUTDOWN_S = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 3600
 """Seconds that torchrun waits between SIGTERM and SIGKILL: a step, and a checkpoint of a large model, take long."""
@@ -115,8 +113,6 @@ def _check_disk(config: DictConfig) -> None:
 
 def _spawn(config: DictConfig, processes: int, locks: tuple[int, ...] = ()) -> int:
     """Train in `processes` processes on this machine and return the exit code."""
-    from omegaconf import OmegaConf
-
     file = Path(config.output_dir) / "run" / "sft.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, file)

@@ -66,7 +66,8 @@ def check(config: DictConfig, *, processes: int) -> Inputs | None:
             f"--model: {config.model.path}: the tokenizer has no chat template, which turns messages into tokens; use "
             "a model with one, or pass model.custom_chat_template=..."
         )
-    datasets = _datasets(config, tokenizer) if _is_own(config) else None
+    own_data = str(config.data.custom_cls.path).endswith("recipe.dag.train.sft.data")
+    datasets = _datasets(config, tokenizer) if own_data else None
     facts = experiment(config)
     start = find_start(config, facts, processes=processes)
     if start is not None:
@@ -164,10 +165,6 @@ def _keeps_activations(config: DictConfig, processes: int) -> bool:
     except UnknownSize:
         return False
     return max(phase.used for phase in phases) + CONTEXT <= available * (1 - SPARE)
-
-
-def _is_own(config: DictConfig) -> bool:
-    return str(config.data.custom_cls.path).endswith("recipe.dag.train.sft.data")
 
 
 def _datasets(config: DictConfig, tokenizer: Any) -> tuple[TranscriptDataset, TranscriptDataset | None]:

@@ -89,11 +89,7 @@ class Trainer(SFTTrainer):
 
     def _build_ckpt_handler(self) -> None:
         self.ckpt_handler = Checkpoints(
-            self.config,
-            self.engine,
-            self._facts,
-            rank=self.rank,
-            processes=torch.distributed.get_world_size(),
+            self.config, self.engine, self._facts, rank=self.rank, processes=torch.distributed.get_world_size()
         )
 
     def fit(self) -> Path | None:
@@ -198,12 +194,7 @@ class Trainer(SFTTrainer):
         return bool(flag)
 
     def _log(
-        self,
-        journal: Journal | None,
-        trackers: Trackers | None,
-        step: int,
-        metrics: dict[str, float],
-        report: _Report,
+        self, journal: Journal | None, trackers: Trackers | None, step: int, metrics: dict[str, float], report: _Report
     ) -> None:
         if journal is None or trackers is None:  # not the leading process
             return

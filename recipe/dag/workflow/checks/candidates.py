@@ -17,7 +17,6 @@ from recipe.dag.workflow.node import Candidates, Kind, Node, title
 
 
 def check_candidates(facts: DraftFacts, index: int, node: Node, candidates: Candidates) -> Iterator[Problem]:
-    """Check the candidates of a rollout node."""
     draft, path = facts.draft, ("nodes", index, "candidates")
     if ":" in candidates.by:
         yield from _check_function(facts, candidates, path)

@@ -1,4 +1,4 @@
-"""Checks of policies: models, critics, references and alternating training.
+"""Checks of policies: models, snapshots, critics, references and alternating training.
 
 Invariant: a policy that passes has everything that the algorithm needs, and nothing without an effect.
 """
@@ -14,7 +14,6 @@ from recipe.dag.workflow.agent_schema import Critic, Policy, critic_owners
 from recipe.dag.workflow.checks.api import check_api
 from recipe.dag.workflow.checks.lora import check_lora
 from recipe.dag.workflow.checks.references import References
-from recipe.dag.workflow.checks.snapshot import check_every, check_snapshot
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.interpolation import check_env
 
@@ -61,9 +60,9 @@ def _check_source(draft: Draft, references: References, name: str, policy: Polic
     """Check the model of a policy, or the API, adapter or snapshot in its place."""
     path: KeyPath = ("policies", name)
     if policy.snapshot_of is not None:
-        yield from check_snapshot(draft, policy, policy.snapshot_of, path)
+        yield from _check_snapshot(draft, policy, policy.snapshot_of, path)
         return
-    yield from check_every(draft, path)
+    yield from _check_every(draft, path)
     if policy.api is not None:
         yield from check_api(draft, policy, policy.api, path)
         if policy.api.script is not None:
@@ -74,6 +73,49 @@ def _check_source(draft: Draft, references: References, name: str, policy: Polic
         yield from _check_model(draft, policy.model, (*path, "model"))
     elif not any(draft.reported(*path, key) for key in ("api", "lora", "snapshot_of")):
         yield draft.source.problem((*path, "model"), "missing; this key is required")
+
+
+def _check_snapshot(draft: Draft, policy: Policy, source: str, path: KeyPath) -> Iterator[Problem]:
+    """Check a policy with `snapshot_of: source`; `path` is the policy's. One that passes is frozen and has a trained
+    source with a model of the run, and no option that the source determines."""
+    problem = draft.source.problem
+    for key in ("model", "lora", "api", "config"):
+        if key in policy.model_fields_set:
+            yield problem((*path, key), f"a snapshot has the `{key}` of policy `{source}`; remove it", key=True)
+    if not policy.frozen:
+        yield problem((*path, "frozen"), "a snapshot is never trained; remove `frozen`", key=True)
+    if policy.every is None and not draft.reported(*path, "every"):
+        message = "a snapshot needs `every`, the number of steps after which it becomes the policy's present self"
+        yield problem((*path, "snapshot_of"), message, key=True)
+    yield from _check_past_self(draft, source, path)
+
+
+def _check_every(draft: Draft, path: KeyPath) -> Iterator[Problem]:
+    if draft.has(*path, "every") and not draft.reported(*path, "snapshot_of"):
+        message = "`every` has no effect without `snapshot_of: POLICY`; add that, or remove this"
+        yield draft.source.problem((*path, "every"), message, key=True)
+
+
+def _check_past_self(draft: Draft, source: str, path: KeyPath) -> Iterator[Problem]:
+    here, name = (*path, "snapshot_of"), str(path[-1])
+    if source not in draft.policies:
+        others = [other for other in draft.policies if other != name]
+        yield draft.source.problem(here, f"no policy `{source}`{did_you_mean(source, others)}")
+        return
+    policy = draft.policies[source]
+    if policy is None:
+        return  # reported there
+    if source == name:
+        yield draft.source.problem(here, "a snapshot cannot be its own source; name the policy that is trained")
+    elif policy.snapshot_of is not None:
+        yield draft.source.problem(here, f"policy `{source}` is itself a snapshot; write {policy.snapshot_of}")
+    elif policy.api is not None:
+        yield draft.source.problem(here, f"policy `{source}` is behind an API; a snapshot needs weights of the run")
+    elif policy.lora is not None:
+        message = f"policy `{source}` is an adapter, of which there are no snapshots; train a policy with a `model`"
+        yield draft.source.problem(here, message)
+    elif policy.frozen:
+        yield draft.source.problem(here, f"policy `{source}` is frozen, so it has no past selves; use it directly")
 
 
 def _check_model(draft: Draft, model: Model, path: KeyPath) -> Iterator[Problem]:

@@ -14,15 +14,7 @@ from recipe.dag.core.errors import UserError
 from recipe.dag.core.paths import find_beside, find_source, is_module, names_env, split_ref
 from recipe.dag.core.problem import KeyPath, Problem
 from recipe.dag.core.suggestion import did_you_mean, listing
-from recipe.dag.types.convention import (
-    CONSTRUCTOR,
-    ENV,
-    REWARD,
-    SCRIPT,
-    Convention,
-    Reference,
-    form_of,
-)
+from recipe.dag.types.convention import CONSTRUCTOR, ENV, REWARD, SCRIPT, Convention, Reference, form_of
 from recipe.dag.workflow.ast_index import (
     OPAQUE,
     Definition,

@@ -11,12 +11,12 @@ from typing import Any
 
 from recipe.dag.algorithms.reward_catalogue import SHAPED, OptionKind, RewardEntry, RewardOption, chosen_shaping
 from recipe.dag.core.problem import KeyPath, Problem
-from recipe.dag.core.suggestion import closest, did_you_mean, listing
+from recipe.dag.core.suggestion import did_you_mean, listing
 from recipe.dag.types.convention import Reference
 from recipe.dag.workflow.checks.facts import DraftFacts
 from recipe.dag.workflow.draft import Draft
 from recipe.dag.workflow.node import Kind, Node, title
-from recipe.dag.workflow.parse_model import show_value
+from recipe.dag.workflow.parse_model import choice, show_value
 
 
 def check_reward_options(facts: DraftFacts, index: int, node: Node, entry: RewardEntry) -> Iterator[Problem]:
@@ -41,7 +41,6 @@ def check_reward_options(facts: DraftFacts, index: int, node: Node, entry: Rewar
 
 
 def _check_value(facts: DraftFacts, path: KeyPath, option: RewardOption, value: Any) -> Iterator[Problem]:
-    """Check the value of an option at `path`."""
     for inner, message in _mistakes(facts.draft, path, option, value):
         yield facts.problem((*path, *inner), message)
     if option.convention is not None and isinstance(value, str):
@@ -89,9 +88,7 @@ def _scalar_problem(option: RewardOption, value: Any) -> str | None:
         case OptionKind.FLAG if not isinstance(value, bool):
             return f"expected true or false, got {show_value(value)}"
         case OptionKind.CHOICE if value not in option.choices:
-            suggestion = closest(value, option.choices) if isinstance(value, str) else None
-            hint = f"; did you mean `{suggestion}`?" if suggestion else ""
-            return f"expected one of {listing(option.choices)}, got {show_value(value)}{hint}"
+            return choice(value, option.choices)
         case OptionKind.SCALAR if isinstance(value, list | dict):
             return f"expected text, a number, true or false, got {show_value(value)}"
     return None

@@ -73,7 +73,6 @@ class Steps:
     """The advantage nodes that serve all policies."""
 
     def of(self, *kinds: Kind) -> list[Placed]:
-        """Return the nodes of these kinds."""
         return [(index, node) for index, node in self.nodes if node.kind in kinds]
 
     @property

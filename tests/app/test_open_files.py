@@ -7,14 +7,13 @@ import resource
 import pytest
 
 from recipe.dag.app import launch
-from recipe.dag.core.open_files import shortage
 
 
 def test_too_low_a_limit_is_said_with_what_fits():
-    line = shortage(512, 700)
+    line = launch.shortage_of_files(512, 700)
     assert line.startswith("this process may open 700 files, and rollout.max_in_flight=512 episodes may need 1536: ")
     assert line.endswith("or set rollout.max_in_flight=94")
-    assert shortage(94, 700) is None
+    assert launch.shortage_of_files(94, 700) is None
 
 
 @pytest.mark.parametrize("evaluate_only", [False, True], ids=["train", "eval"])
