@@ -80,8 +80,10 @@ class Costs:
         return sum(usage.ru_utime + usage.ru_stime for usage in usages) + self._of_the_zygote()
 
     def _of_the_zygote(self) -> float:
-        spent = self.zygote and self.zygote / "spent" / os.environ.get("PYTEST_XDIST_WORKER", "master")
-        return float(spent.read_text() or 0) if spent and spent.exists() else 0.0
+        if self.zygote is None:
+            return 0.0
+        spent = (self.zygote / "spent").glob(f"{os.environ.get('PYTEST_XDIST_WORKER', 'master')}.*")
+        return sum(float(file.read_text() or 0) for file in spent)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         folder = folder_of(report.nodeid)
