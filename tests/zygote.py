@@ -402,8 +402,9 @@ def _become(request: Request, python: str) -> None:
     sys.modules["numpy"].random.seed()
     os.environ["PYTHON_EXEC"] = python  # what torchrun starts
     sys.meta_path.insert(0, _ImportOfStarters(python))
-    if "ray" in sys.modules:
-        sys.modules["ray"]._raylet.Config.initialize("")  # it has read the environment of the process that imported it
+    if "ray" in sys.modules:  # what its import and that of the phases have read belongs to another process
+        sys.modules["ray"]._raylet.Config.initialize("")
+        sys.modules["recipe.dag.report.phases"].PHASES.__init__()
 
 
 def _execute(arguments: list[str], cwd: str) -> None:
