@@ -39,15 +39,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Shuffle; otherwise begin with the slow files, so that no process is left with one when the others are done."""
+    """Shuffle; otherwise begin with the slow files, so that no process is left with one when the others are done, and
+    take these from one folder after the other, since the files of a folder wait for what the first of them makes."""
     if seed := config.getoption("--shuffle"):
         rng = random.Random(seed)
         rank = {path: rng.random() for path in dict.fromkeys(item.path for item in items)}
         rng.shuffle(items)
         items.sort(key=lambda item: rank[item.path])
     else:
-        slow = {item.path for item in items if item.get_closest_marker("slow")}
-        items.sort(key=lambda item: item.path not in slow)
+        turns: dict[Path, int] = {}
+        for path in dict.fromkeys(item.path for item in items if item.get_closest_marker("slow")):
+            turns[path] = sum(other.parent == path.parent for other in turns)
+        items.sort(key=lambda item: turns.get(item.path, len(turns)))
     if half := config.getoption("--half"):
         kept = set(list(dict.fromkeys(item.path for item in items))[half - 1 :: 2])
         config.hook.pytest_deselected(items=[item for item in items if item.path not in kept])
@@ -80,8 +83,10 @@ class Costs:
         return sum(usage.ru_utime + usage.ru_stime for usage in usages) + self._of_the_zygote()
 
     def _of_the_zygote(self) -> float:
-        spent = self.zygote and self.zygote / "spent" / os.environ.get("PYTEST_XDIST_WORKER", "master")
-        return float(spent.read_text() or 0) if spent and spent.exists() else 0.0
+        if self.zygote is None:
+            return 0.0
+        spent = (self.zygote / "spent").glob(f"{os.environ.get('PYTEST_XDIST_WORKER', 'master')}.*")
+        return sum(float(file.read_text() or 0) for file in spent)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         folder = folder_of(report.nodeid)

@@ -11,7 +11,8 @@ import ast
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,15 +35,16 @@ def module_of(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def imports(path: str) -> Iterator[str]:
-    """Yield the modules, and the names that may be modules, that a file imports: a test's anywhere, others' at load."""
-    tree = ast.parse((ROOT / path).read_text())
+@cache
+def imports(path: str) -> list[str]:
+    """Return the modules that a file imports, and the names that may be modules: a test's anywhere, others' at load."""
+    tree, found = ast.parse((ROOT / path).read_text()), []
     for node in ast.walk(tree) if path.startswith("tests/") else tree.body:
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return found
 
 
 def reached(changed: Iterable[str]) -> list[str]:

@@ -5,10 +5,10 @@ tests.
     zygote = Zygote(folder)
     subprocess.run([zygote.python, "-m", "recipe.dag.main", ...])
 
-Invariant: the child has the caller's arguments, environment, folder and standard streams, gets its signals, ends with
-the program's exit code, and ends when the caller does. It is in a session of its own. Other programs run in the
-ordinary Python. All processes that run tests share one such Python and its Ray; both end with the process that made
-their folder.
+Invariant: the child has the caller's arguments, environment, folder, standard streams and limit on the size of files,
+gets its signals, ends with the program's exit code, and ends when the caller does. It is in a session of its own. Other
+programs run in the ordinary Python. All processes that run tests share one such Python and its Ray; both end with the
+process that made their folder.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import importlib.util
 import json
 import os
 import random
+import resource
 import runpy
 import select
 import selectors
@@ -37,7 +38,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from filelock import FileLock
@@ -48,7 +49,9 @@ IMPORTED += ("transformers.models.qwen2.modeling_qwen2", "tensordict", "math_ver
 IMPORTED += ("matplotlib.pyplot", "mpl_toolkits.mplot3d", "fastapi", "uvicorn", "zmq", "google.protobuf.message")
 IMPORTED += ("opentelemetry.metrics", "jsonschema", "requests", "pandas", "pyarrow.parquet", "hydra")
 IMPORTED += ("prometheus_client",)
-"""What takes longest. Not Ray, nor what imports it: Ray reads its environment when it is imported."""
+"""What takes longest. Not Ray, nor what imports it: its processes read their environment when they import it."""
+OF_DRIVERS = ("recipe.dag.app.evaluate", "recipe.dag.train.local_policies", "recipe.dag.train.trainer")
+"""What a second process imports, which has Ray and forks the drivers of runs."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 CLIENT = """\
 #!{python} -SsE
@@ -71,8 +74,9 @@ else:
     ours = script.endswith("/default_worker.py") or os.path.realpath(script).startswith({root!r})
 if not ours:
     os.execv({python!r}, [{python!r}, *arguments])
+drives = script == "-m" and arguments[arguments.index("-m") + 1] in ("recipe.dag.main", "recipe.dag.cli")
 server = socket.socket(socket.AF_UNIX)
-server.connect({address!r})
+server.connect({address!r} + ".drivers" * drives)
 request = json.dumps([arguments, dict(os.environ), os.getcwd()]).encode()
 streams = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))
 server.sendmsg([len(request).to_bytes(8, "big")], [streams])
@@ -210,38 +214,73 @@ class Request(NamedTuple):
 
 
 def serve(folder: Path, owner: int) -> None:
-    """Fork a child for each connection, until `owner` ends or `Zygote.end` is called."""
+    """Fork the children, until `owner` ends or `Zygote.end` is called."""
     from recipe.dag.platform.environment import prepare_environment
 
     prepare_environment("cpu")
+    before = set(os.environ)
     for name in IMPORTED:
         importlib.import_module(name)
     _fill_caches()
-    selector = selectors.DefaultSelector()
+    plain, of_drivers = (_listening(f"{folder}/socket{suffix}") for suffix in ("", ".drivers"))
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy all pages
+    first = os.getpid()
+    if os.fork() == 0:
+        plain.close()
+        _import_ray()
+        gc.freeze()
+        added = {name: value for name, value in os.environ.items() if name not in before}
+        os._exit(_fork_each(folder, of_drivers, first, added))
+    of_drivers.close()
+    print("ready", flush=True)
+    _fork_each(folder, plain, owner, {})
+
+
+def _listening(address: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"{folder}/socket")
+    listener.bind(address)
     listener.listen(64)
+    return listener
+
+
+def _import_ray() -> None:
+    """Import what drivers need, without a draw from Ray's generator of ids: all children would draw the same ones."""
+    import ray.actor
+
+    stock = ray.actor.ActorClassID
+    ray.actor.ActorClassID = SimpleNamespace(from_random=lambda: stock(os.urandom(stock.size())))
+    for name in OF_DRIVERS:
+        importlib.import_module(name)
+    ray.actor.ActorClassID = stock
+
+
+def _fork_each(folder: Path, listener: socket.socket, owner: int, env: dict[str, str]) -> int:
+    """Fork a child for each connection, with the variables `env`, which imports have set."""
+    selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
     ended = os.pidfd_open(owner)
     selector.register(ended, selectors.EVENT_READ)
     callers: dict[int, Caller] = {}  # by the child's descriptor
     spent: dict[str, float] = {}  # CPU seconds of ended children, by the test process that they worked for
     first = os.environ.get("PYTEST_XDIST_WORKER", "master")
-    gc.collect()
-    gc.freeze()  # a collection in a child would copy all pages
-    print("ready", flush=True)
     while True:
         for key, _ in selector.select():
             if key.fileobj is ended:  # without having called Zygote.end
                 end(callers)
-                return shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
+                return 0
             if key.fileobj is listener:
                 sock = listener.accept()[0]
                 if (request := receive(sock)) is None:
-                    return end(callers)
+                    end(callers)
+                    return 0
                 if (child := os.fork()) == 0:
+                    limit = resource.RLIMIT_FSIZE
+                    resource.setrlimit(limit, resource.prlimit(peer_of(sock), limit))
                     for other in (listener, sock, *(caller.sock for caller in callers.values())):
                         other.close()
+                    request = request._replace(env=env | request.env)
                     os._exit(run(request, f"{folder}/bin/python"))
                 for fd in request.streams:
                     os.close(fd)
@@ -261,7 +300,7 @@ def serve(folder: Path, owner: int) -> None:
                 child, sock, tester = callers.pop(key.data)
                 _, status, usage = os.wait4(child, 0)
                 spent[tester] = spent.get(tester, 0.0) + usage.ru_utime + usage.ru_stime
-                (folder / "spent" / tester).write_text(str(spent[tester]))
+                (folder / "spent" / f"{tester}.{os.getpid()}").write_text(str(spent[tester]))
                 with contextlib.suppress(OSError):
                     sock.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
                 selector.unregister(key.data)
@@ -363,6 +402,9 @@ def _become(request: Request, python: str) -> None:
     sys.modules["numpy"].random.seed()
     os.environ["PYTHON_EXEC"] = python  # what torchrun starts
     sys.meta_path.insert(0, _ImportOfStarters(python))
+    if "ray" in sys.modules:  # what its import and that of the phases have read belongs to another process
+        sys.modules["ray"]._raylet.Config.initialize("")
+        sys.modules["recipe.dag.report.phases"].PHASES.__init__()
 
 
 def _execute(arguments: list[str], cwd: str) -> None:
@@ -395,6 +437,8 @@ class _ImportOfStarters:
             "recipe.dag.train.sft.launch": self._with_executable,
         }
         self.python = python
+        for name in self.patches.keys() & sys.modules.keys():
+            self.patches.pop(name)(sys.modules[name])
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in self.patches:

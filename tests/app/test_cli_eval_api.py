@@ -38,7 +38,7 @@ from recipe.dag.app.cli import main
 try:
     main()
 finally:
-    print("imported:", *(name for name in ("ray", "verl", "sglang") if name in sys.modules))
+    print("imported:", *(name for name in ("torch", "ray", "verl", "sglang") if name in sys.modules))
 """
 """Runs the command and says which of the heavy packages it has imported."""
 SPY = f"""\
@@ -86,7 +86,7 @@ def echo(body: dict) -> str:
     return body["messages"][0]["content"]
 
 
-def test_an_evaluation_of_an_api_imports_neither_ray_nor_verl_and_survives_faults(task):
+def test_an_evaluation_of_an_api_imports_neither_torch_nor_ray_and_survives_faults(task):
     # so rare that no request meets six in a row
     faults = scattered({"drop": 0.05, "429": 0.05, "500": 0.05, "nonsense": 0.03}, seed=4)
     with OpenAIServer(echo, faults=faults) as server:

@@ -18,6 +18,7 @@ from recipe.dag.episode.hooks import load_hooks
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.remote.connect import Remotes
+from recipe.dag.remote.ledger import BudgetError
 from recipe.dag.types.record import Episode, Generation
 from recipe.dag.workflow.user_files import user_files
 from tests.remote.openai_server import OpenAIServer
@@ -383,6 +384,12 @@ def test_a_budget_that_is_spent_leaves_the_rest_unscored(world, coached):
     assert len(server.requests) == 1 and episode.fault is None and episode.calls[0].unscored
     assert "its budget of 1 calls is spent" in episode.calls[1].parsed["failed"]
     assert silent_coach([episode], coached(server)) == ""  # what else fails is no unreadable verdict
+
+
+def test_a_budget_whose_end_stops_the_run_is_no_failure_of_the_coach(world, coached):
+    with OpenAIServer(lambda body: "I say 7") as server, pytest.raises(BudgetError, match="of 1 calls is spent"):
+        play(world, coached(server, api={"budget": {"calls": 1}}))
+    assert len(server.requests) == 1
 
 
 def test_verdicts_are_shown_to_the_agents_only_if_that_is_asked_for(world, coached):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,10 +42,10 @@ def digests(step: Path) -> dict[str, str]:
 
 def evaluated(material, out: Path, *options: str) -> list[list[int]]:
     """Evaluate with the material's model, and return the tokens of each call."""
-    command = [sys.executable, "-m", "recipe.dag.cli", "eval", f"{ROOT}/workflows/{WORKFLOW}", *options]
+    command = [material.zygote.python, "-m", "recipe.dag.cli", "eval", f"{ROOT}/workflows/{WORKFLOW}", *options]
     command += ["--data", f"{material.folder}/data/test.parquet", "--output", str(out), "--max-samples", "4"]
     command += ["--config-path", f"{ROOT}/recipe/retool_ma/config", "--config-name", "tiny_cpu"]
-    env = environment(MODEL_PATH=f"{material.folder}/model")
+    env = environment(MODEL_PATH=f"{material.folder}/model", **material.ray)
     done = subprocess.run([*command, *material.options], cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     return [call["response_ids"] for episode in episodes_of(out, "validation") for call in episode["calls"]]
@@ -181,7 +180,7 @@ def test_adapters_train_resume_bit_equal_and_are_evaluated_and_merged(material, 
     assert trained != evaluated(material, tmp_path / "base"), "the base plays without the adapters"
 
     adapter, merged = second / "planner" / "actor", tmp_path / "merged"
-    command = [sys.executable, "-m", "recipe.dag.cli", "merge", str(adapter), "--output", str(merged)]
+    command = [material.zygote.python, "-m", "recipe.dag.cli", "merge", str(adapter), "--output", str(merged)]
     subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=200)
     base = AutoModelForCausalLM.from_pretrained(material.folder / "model", dtype=torch.float32)
     ids = torch.arange(3, 23)[None]

@@ -1,4 +1,4 @@
-"""A training whose coach fails: what stays as it was, what is left out and counted, and what a budget stops."""
+"""A training whose coach fails: what stays as it was, and what is left out and counted."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def material(tmp_path_factory, sandbox_level, zygote, joined_ray) -> SimpleNames
     return SimpleNamespace(folder=folder, options=options, python=zygote.python, ray=joined_ray)
 
 
-def train(material: SimpleNamespace, out: Path, url: str, api: str = "", code: int = 0) -> str:
-    """Train two steps of 16 episodes and return the log. `api`: further fields of the coach's `api`."""
+def train(material: SimpleNamespace, out: Path, url: str, steps: int) -> None:
+    """Train steps of 16 episodes."""
     fields = "timeout_s: 10.0, retries: 3, max_wait_s: 0.05, failures_to_open: 100000"
     command = [
         *(material.python, "-m", "recipe.dag.main", "--config-path", "recipe/mathchat/config"),
@@ -52,9 +52,9 @@ def train(material: SimpleNamespace, out: Path, url: str, api: str = "", code: i
             "trainer.val_before_train=false",
             "trainer.test_freq=-1",
         ),
-        *("trainer.total_training_steps=2", "trainer.save_freq=1", "trainer.logger=[console]"),
+        *(f"trainer.total_training_steps={steps}", "trainer.save_freq=-1", "trainer.logger=[console]"),
         "~workflow.policies.coach.model",
-        f'workflow.policies.coach.api={{base_url: "${{oc.env:COACH_URL}}", model: test, {fields}{api}}}',
+        f'workflow.policies.coach.api={{base_url: "${{oc.env:COACH_URL}}", model: test, {fields}}}',
     ]
     env = {
         **os.environ,
@@ -64,8 +64,7 @@ def train(material: SimpleNamespace, out: Path, url: str, api: str = "", code: i
         "MODEL_PATH": f"{material.folder}/model",
     }
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == code, (done.stdout + done.stderr)[-4000:]
-    return done.stdout + done.stderr
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
 
 def steps(out: Path) -> dict[int, dict[str, float]]:
@@ -112,9 +111,9 @@ def test_faults_of_the_coach_leave_their_calls_out_and_change_no_other_reward(ma
     request hangs, and in the last step the coach dies."""
     steady, shaken = tmp_path / "steady", tmp_path / "shaken"
     with OpenAIServer(by_rule) as server:
-        train(material, steady, server.url)
-        in_a_step = sum(len(e["calls"]) for e in episodes(steady) if e["step"] == 1) // 2
-        assert len(server.requests) == sum(len(e["calls"]) for e in episodes(steady)) // 2
+        train(material, steady, server.url, steps=1)
+        in_a_step = sum(len(e["calls"]) for e in episodes(steady)) // 2
+        assert len(server.requests) == in_a_step
 
     spoilt = scattered({"503": 0.1, "nonsense": 0.1}, seed=1)
     dead_after = in_a_step + in_a_step // 3
@@ -127,7 +126,7 @@ def test_faults_of_the_coach_leave_their_calls_out_and_change_no_other_reward(ma
         return fault
 
     with OpenAIServer(lambda body: "I like it." if unreadable(body) else by_rule(body), faults=faults) as server:
-        train(material, shaken, server.url)
+        train(material, shaken, server.url, steps=2)
     assert hits.count("hang") == 1 and min(hits.count(name) for name in ("503", "nonsense", "drop")) > 3
 
     before, after = calls_of(steady), calls_of(shaken)
@@ -142,24 +141,10 @@ def test_faults_of_the_coach_leave_their_calls_out_and_change_no_other_reward(ma
         outcome = call.outcome if key[3] == "verify" else 0.0
         assert call.verdict["process"] == score and call.reward == pytest.approx(score / 10 + outcome)
     first = {key: call for key, call in after.items() if key[0] == 1}
-    assert {key: call.text for key, call in first.items()} == {k: c.text for k, c in before.items() if k[0] == 1}
+    assert {key: call.text for key, call in first.items()} == {k: c.text for k, c in before.items()}
     assert all(call.reward == before[key].reward for key, call in first.items() if key not in left_out)
     counts = [sum(key[0] == step for key in left_out) for step in (1, 2)]
     assert [steps(shaken)[step]["left_out/calls_unscored"] for step in (1, 2)] == counts
     assert 0 < counts[0] < len(first) / 3 and counts[1] > len(first) / 3
     # nobody else pays: no episode was masked, and both policies' rows are those of the scored calls
     assert not any(episode["fault"] for episode in episodes(shaken))
-
-
-def test_a_spent_budget_stops_the_run_and_a_larger_one_goes_on(material, tmp_path):
-    out = tmp_path / "run"
-    with OpenAIServer(by_rule) as server:
-        log = train(material, out, server.url, ", budget: {calls: 100}", code=2)
-        (error,) = [line for line in log.splitlines() if line.startswith("error: ")]
-        assert "budget" in error and "Traceback" not in log
-        reached = max(steps(out))
-        assert reached == 1 and len(server.requests) <= 100
-        assert (out / "checkpoints" / f"global_step_{reached}").is_dir()
-        train(material, out, server.url, ", budget: {calls: 1000}")
-        assert sorted(steps(out)) == [1, 2]
-    assert [steps(out)[step]["left_out/calls_unscored"] for step in (1, 2)] == [0, 0]

@@ -2,13 +2,12 @@
 
 Every rank runs the driver's half of the step itself and gathers what the others computed, so that the step is the
 product's own, from the layout of the rows to the optimizer. Reads OUT/score.py, a reward, and writes
-OUT/<engine>_<loss>.pt for each engine of ENGINES, and for those of UNTIED with the first loss only.
+OUT/<engine>_<loss>.pt for each of `cases`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import sys
 from functools import partial
@@ -33,8 +32,6 @@ CANARY = list(range(5, 69))
 LOSSES = {"vanilla": "token-mean", "cpgd": "seq-mean-token-sum"}
 SHARED = ["actor.fsdp_config.ulysses_sequence_parallel_size=2"]
 """Both ranks compute each row together."""
-PAIRED = ("padded", "packed")
-"""Engines whose reference is renewed, after a step of spin."""
 WORKFLOW = """\
 dag_id: tiny
 agents: [{{name: solver, policy: main}}]
@@ -55,6 +52,14 @@ nodes:
   - {{id: solve, agent: solver}}
   - {{id: reward, reward: score.py:score, after: solve}}
 """
+
+
+def cases(world: int) -> list[tuple[str, str]]:
+    """Return (engine, loss). No engine knows the loss: one of them, the product's on CPUs, has them all on both worlds.
+    After a step of spin the reference is renewed."""
+    found = [("padded", "vanilla"), ("packed_logits", "vanilla"), *((name, "vanilla") for name in UNTIED)]
+    found += [("packed", loss) for loss in ("vanilla", "cpgd", "spin")]
+    return found + ([("padded", "cpgd"), ("padded", "spin")] if world == 1 else [("shared", loss) for loss in LOSSES])
 
 
 def episodes(*, paired: bool) -> list:
@@ -117,11 +122,9 @@ def run(rank: int, world: int, tied: str, untied: str, out: Path) -> None:
         columns = {key: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for key, rows in joined.items()}
         return tu.get_tensordict(columns, {"metrics": tu.get(output, "metrics", default={})})
 
-    cases = [(tied, *case) for case in itertools.product(ENGINES.items(), LOSSES.items())]
-    cases += [(tied, (name, ENGINES[name]), ("spin", "")) for name in PAIRED]
-    cases += [(tied, ("shared", SHARED), case) for case in LOSSES.items()] * (world == 2)
-    cases += [(untied, *case) for case in itertools.product(UNTIED.items(), list(LOSSES.items())[:1])]
-    for model, (name, overrides), (loss, agg) in cases:
+    engines = ENGINES | UNTIED | {"shared": SHARED}
+    for name, loss in cases(world):
+        model, overrides, agg = untied if name in UNTIED else tied, engines[name], LOSSES.get(loss, "")
         flow = out / f"{name}_{loss}_{rank}.yaml"
         flow.write_text((WORKFLOW if agg else PAIRS).format(model=model, loss=loss, agg=agg))
         workflow = load_workflow(flow)

@@ -15,13 +15,12 @@ from transformers import AutoModelForCausalLM
 from recipe.dag.policy import engine
 from recipe.dag.policy.engine import sampled_positions
 from recipe.dag.policy.value_model import ValueEngine
+from tests.policy.spmd_step import cases
 
+EXPECTED = {"padded", "untied_padded"}
+"""Engines that all are compared with, on one rank."""
 SCRIPT = Path(__file__).with_name("spmd_step.py")
-CASES = [(name, loss) for name in ("padded", "packed", "packed_logits") for loss in ("vanilla", "cpgd")]
 UNTIED = ("untied", "untied_kept", "untied_checkpointed", "untied_kept_checkpointed")
-CASES += [(name, "vanilla") for name in UNTIED]
-PAIRED = [(name, "spin") for name in ("padded", "packed")]
-SHARED = [("shared", loss) for loss in ("vanilla", "cpgd")]
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +66,14 @@ def test_each_engine_is_the_one_that_it_is_called(steps):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "name", "loss"), [(ranks, *case) for ranks in (1, 2) for case in (*CASES, *PAIRED, *SHARED * (ranks - 1))]
+    ("ranks", "name", "loss"),
+    [(ranks, *case) for ranks in (1, 2) for case in cases(ranks) if ranks > 1 or case[0] not in EXPECTED],
 )
 @pytest.mark.parametrize(
     "what", ["old_log_probs", "ref_log_prob", "entropy", "values", "canary", "gradient", "weights", "critic"]
 )
 def test_a_step_is_that_of_padded_rows_on_one_rank(steps, ranks, name, loss, what):
-    padded = "untied_padded" if name in UNTIED else "padded"
+    padded = "untied_padded" if name.startswith("untied") else "padded"
     if loss == "spin" and what in ("values", "critic"):
         pytest.skip("it has no critic")
     expected, found = steps[1, padded, loss][what], steps[ranks, name, loss][what]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 from pathlib import Path
@@ -66,11 +67,12 @@ def test_every_process_group_of_a_worker_has_the_configured_timeout(engine):
 
 
 @pytest.mark.slow
-def test_ray_worker_processes_have_the_timeout_that_was_typed(tiny_model, tmp_path, zygote):
+def test_ray_worker_processes_have_the_timeout_that_was_typed(tiny_model, tmp_path, zygote, joined_ray):
     """Two ranks, started by the product: the time-outs are read back in their processes."""
     script = Path(__file__).with_name("worker_timeouts.py")
     command = [zygote.python, str(script), str(tiny_model), str(tmp_path), "actor_rollout_ref.nccl_timeout=37"]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=Path(__file__).parents[2])
+    where = {"cwd": Path(__file__).parents[2], "env": os.environ | joined_ray}
+    process = subprocess.run(command, capture_output=True, text=True, timeout=400, **where)
     assert process.returncode == 0, process.stderr[-3000:]
     ranks = [line.split()[1:] for line in process.stdout.splitlines() if line.startswith("TIMEOUTS ")]
     assert len(ranks) == 2

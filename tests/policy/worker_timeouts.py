@@ -52,7 +52,7 @@ def run(model: str, out: Path, settings: list[str]) -> None:
     )
     names = ("VERL_PLATFORM", "VERL_USE_EXTERNAL_MODULES", "PYTHONPATH", "OMP_NUM_THREADS")
     env = {name: os.environ[name] for name in names if name in os.environ}
-    ray.init(address="local", num_cpus=4, include_dashboard=False, runtime_env={"env_vars": env})
+    ray.init(runtime_env={"env_vars": env})  # joins the one of RAY_ADDRESS
     try:
         pool = Pool(RayResourcePool([2], use_gpu=False, max_colocate_count=1), 1)
         policy = PolicyRuntime("main", config, pool, trained=True)

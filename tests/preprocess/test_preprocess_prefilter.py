@@ -122,7 +122,7 @@ def test_an_endless_response_neither_stalls_nor_fills_the_memory(tokenizer_folde
     schema = pa.Table.from_pylist([row("a", "b")]).schema
     with pq.ParquetWriter(source, schema) as writer:
         for number in range(24):
-            endless = "".join(chr(97 + (number + i) % 26) for i in range(26)) * (1 << 20)  # 27 MB
+            endless = "".join(chr(97 + (number + i) % 26) for i in range(26)) * (1 << 18)  # 7 MB
             writer.write_table(pa.Table.from_pylist([row("the fox", endless), row("the dog", "short")], schema))
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_CPU, (120, 120));"
@@ -133,8 +133,8 @@ def test_an_endless_response_neither_stalls_nor_fills_the_memory(tokenizer_folde
     options = ["--input", str(source), "--output", str(out), "--tokenizer", tokenizer_folder]
     done = subprocess.run([sys.executable, "-c", code, *options], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "left out 24 rows with a response" in done.stdout and pq.read_metadata(out).num_rows == 24
-    whole_file = 24 * 27 * 1024  # KB
-    assert int(done.stdout.split()[-1]) < whole_file + 200 * 1024
+    # KB: 640 MB, most of them imports; 960 MB if the whole file is read at once
+    assert int(done.stdout.split()[-1]) < 800 * 1024
 
 
 def test_a_full_disk_leaves_what_was_there(run, parquet, tmp_path, monkeypatch):

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -196,7 +195,6 @@ def test_three_kills_change_nothing(tmp_path, data, taught_model, zygote):
 def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path, data, monkeypatch):
     """A limit on the size of files stands for the full disk: the write fails in the same place."""
     out = tmp_path / "out"
-    data = SimpleNamespace(file=data.file, python=sys.executable)  # a forked one would not have the limit
     with OpenAIServer(solver(), key="sk-some-key-000") as server:
         bash = shutil.which("bash")
         monkeypatch.setattr(shutil, "which", lambda name: name)

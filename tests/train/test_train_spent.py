@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -34,14 +33,14 @@ def score(episode):
 """
 
 
-def start(folder: Path) -> subprocess.Popen:
-    command = [sys.executable, "-m", "recipe.dag.cli", "eval", "w.yaml", "--data", "data.parquet", "--output", "out"]
+def start(folder: Path, python: Path) -> subprocess.Popen:
+    command = [python, "-m", "recipe.dag.cli", "eval", "w.yaml", "--data", "data.parquet", "--output", "out"]
     return subprocess.Popen(
         command, cwd=folder, env={"PATH": "", "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True
     )
 
 
-def test_a_killed_evaluation_that_is_repeated_does_not_spend_the_budget_again(tmp_path):
+def test_a_killed_evaluation_that_is_repeated_does_not_spend_the_budget_again(tmp_path, zygote):
     (tmp_path / "w.yaml").write_text(WORKFLOW)
     (tmp_path / "say.py").write_text(SAY)
     rows = [
@@ -53,7 +52,7 @@ def test_a_killed_evaluation_that_is_repeated_does_not_spend_the_budget_again(tm
         for k, word in enumerate(["quick", "quick", "quick", "slow"])
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data.parquet")
-    first, usage = start(tmp_path), tmp_path / "out" / "api_usage.json"
+    first, usage = start(tmp_path, zygote.python), tmp_path / "out" / "api_usage.json"
     try:
         for _ in range(2000):
             if usage.exists() and json.loads(usage.read_text())["main"]["calls"] == 4:
@@ -65,7 +64,7 @@ def test_a_killed_evaluation_that_is_repeated_does_not_spend_the_budget_again(tm
         first.wait()
         assert first.stderr is not None
         first.stderr.close()
-    again = start(tmp_path)
+    again = start(tmp_path, zygote.python)
     _, said = again.communicate(timeout=120)
     assert again.returncode == 2 and "its budget of 4 calls is spent" in said
     assert (tmp_path / "asked").read_text() == "x" * 4

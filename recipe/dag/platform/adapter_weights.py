@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.workflow.adapter_shape import ALL_LINEAR, CONFIG, WEIGHTS, AdapterShape, read_shape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Pairs = dict[str, tuple[Tensor, Tensor]]
 """Name of a linear layer in the model -> A [rank, inputs] and B [outputs, rank]."""

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from recipe.dag.algorithms.base import Algorithm
-from recipe.dag.algorithms.estimate import credit_batch
 from recipe.dag.core.errors import UserError
 from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.types.record import Episode
@@ -36,6 +35,8 @@ def given_rows(
 ) -> Iterator[Row]:
     """Yield a row for each prompt of the rows of one policy. A text that does not fit into the policy's limits is left
     out. `episodes`: those that the rows come from."""
+    from recipe.dag.algorithms.estimate import credit_batch  # imports torch
+
     path, samples = algorithm.given_text, {episode.uid: episode.sample for episode in episodes}
     batch, tokenizer = credit_batch(algorithm, rows), endpoint.tokenizer
     places = ((row, call, start) for row in rows for call, (start, _) in zip(row.calls, row.spans(), strict=True))

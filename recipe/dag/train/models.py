@@ -62,12 +62,12 @@ def find_models(workflow: Workflow) -> ModelPaths:
 
 def _adapters(workflow: Workflow, paths: dict[str, str]) -> dict[str, str]:
     """Return the folders at which adapters start. Raises UserError for an adapter that does not fit its base."""
-    from recipe.dag.platform.adapter_weights import read_adapter, target_layers
-
     folders = {}
     for name, policy in workflow.policies.items():
         if policy.lora is None:
             continue
+        from recipe.dag.platform.adapter_weights import read_adapter, target_layers  # imports torch
+
         where = f"policies.{name}.lora"
         shape = shape_of(policy.lora, f"{where}.path")
         model = skeleton(paths[policy.lora.base], trust_remote_code=policy.model.trust_remote_code)
