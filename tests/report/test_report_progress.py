@@ -22,7 +22,7 @@ def test_lines_go_on_while_nothing_finishes(make_episode, fault, lines):
         progress.update(make_episode(fault=fault))
         assert stream.enough.wait(timeout=20)
     last = stream.getvalue().splitlines()[-1]
-    assert last.startswith("step 7: 1/5 in ") and "2 running, 1 fault" in last
+    assert last.startswith("step 7: 1/5 in ") and "2 running, 1 fault, " in last
 
 
 def test_a_hung_step_says_for_how_long(make_episode):

@@ -22,7 +22,7 @@ def _effect(step: int, at: str) -> dict:
 @pytest.mark.parametrize(("width", "dark"), [(400, True), (1400, False)])
 def test_what_if_shows_effects_beside_the_record_as_text(opened, run, tmp_path, width, dark):
     file = tmp_path / "what_if.html"
-    write_page([run], file, [_effect(step, at) for step in (1, 2) for at in ("plan", "check")])
+    write_page([run, run], file, [_effect(step, at) for step in (1, 2) for at in ("plan", "check")])
 
     async def script(tab):
         await tab.call("Page.navigate", url=file.as_uri())
@@ -43,12 +43,19 @@ def test_what_if_shows_effects_beside_the_record_as_text(opened, run, tmp_path, 
         assert "1.00 \u2192 0.00" in await tab.value(cell) and "then another answer: check" in await tab.value(cell)
         assert await tab.value(OVERFLOW) and await tab.value("document.title") != "owned"
         for key, screen in (
+            ("7", "#/what-if/1/train/1-a/0/1"),
             ("4", "#/episode/1/train/1-a/0/1"),
-            ("7", "#/what-if/1/train/1-a/0/0"),
+            ("7", "#/what-if/1/train/1-a/0/1"),
+            ("k", "#/what-if/1/train/1-a/0/0"),
             ("4", "#/episode/1/train/1-a/0/0"),
             ("}", "#/episode/2/train/2-a/0/0"),
             ("7", "#/what-if/2/train/2-a/0/2"),
             ("5", "#/tokens/2/train/2-a/0/0"),
+            ("7", "#/what-if/2/train/2-a/0/2"),
+            ("r", "#/2/episode/2/train/2-a/0/0"),
+            ("r", "#/episode/2/train/2-a/0/0"),
+            ("7", "#/what-if/2/train/2-a/0/2"),
+            ("9", "#/compare//train///0"),
         ):
             await tab.press(key)
             await tab.until(f"location.hash === {json.dumps(screen)}")

@@ -84,7 +84,7 @@ export function screen(name, route, model) {
   }
   if (route.screen === "what-if" && name !== "what-if") {
     // its call is an effect
-    return screen(name, { ...route, screen: name, call: callOf(route, model) }, model);
+    return screen(name, { ...route, screen: "episode", call: callOf(route, model) }, model);
   }
   const wanted = route.split === "" ? "train" : route.split;
   const same = model.episodes.filter((one) => one.split === wanted);
@@ -98,8 +98,8 @@ export function screen(name, route, model) {
     return model.episodeAt(route)?.flags ? { screen: name, step, split, uid, index } : { screen: name };
   }
   if (name === "what-if") {
-    const at = model.effects.findIndex((one) => one.uid === route.uid && one.step === route.step);
-    return model.effects.length === 0 ? { screen: name } : routeOf(model.effects[Math.max(at, 0)], Math.max(at, 0));
+    const at = route.screen === name && route.call !== null ? route.call : nearest(route, model);
+    return model.effects[at] === undefined ? { screen: name } : routeOf(model.effects[at], at);
   }
   if (name === "compare") {
     return { screen: name, split: route.split, call: model.run === 0 ? (model.groupAt(route)[0]?.problem ?? null) : null };
@@ -110,6 +110,20 @@ export function screen(name, route, model) {
   const { split, uid, index } = first;
   const call = name === "group" ? null : name === "tokens" ? (route.call ?? 0) : route.call;
   return { screen: name, step: first.step, split, uid, index: name === "group" ? 0 : index, call };
+}
+
+/**
+ * The number of the effect that is the nearest to an episode's call; 0 if none is on its problem.
+ * @param {Route} route
+ * @param {Model} model
+ */
+function nearest(route, model) {
+  const near = model.effects.map((one, call) => {
+    const problem = one.uid === route.uid && one.step === route.step;
+    const episode = problem && one.index === route.index;
+    return Number(problem) + Number(episode) + Number(episode && callOf({ ...route, call }, model) === route.call);
+  });
+  return near.indexOf(Math.max(...near));
 }
 
 /**
@@ -164,6 +178,9 @@ function toFlagged(key, route, model) {
  */
 export function inRun(run, route, models) {
   const [model, other] = [models[route.run] ?? models[0], models[run]];
+  if (route.screen === "what-if") {
+    return inRun(run, { ...route, screen: "episode", call: callOf(route, model) }, models); // only the first has effects
+  }
   const first = model.groupAt(route)[0];
   if (first === undefined) {
     return { ...screen(route.screen, { ...route, uid: "" }, other), run };
