@@ -15,6 +15,7 @@ from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.core.errors import UserError
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.loading.workflow_file import load_workflow
+from recipe.dag.policy.placement import Pool
 from recipe.dag.report.starvation import Starvation
 from recipe.dag.train import kernels
 from recipe.dag.train.step import TrainingStep
@@ -393,22 +394,23 @@ def test_weights_of_different_pools_are_synced_at_the_same_time_and_of_one_pool_
                     await asyncio.wait_for(together.wait(), 30)
                 order.append(f"{name} ends")
 
-            made = SimpleNamespace(pool=pool, sync_weights=sync_weights)
+            workers = SimpleNamespace(free_cache=lambda: order.append(f"{name} frees"))
+            made = SimpleNamespace(pool=pool, sync_weights=sync_weights, workers=workers)
             made.processes = made
             return made
 
-        one, other = object(), object()
+        one, other = Pool(None, 2), Pool(None, 1)
         trained = [policy("a", one), policy("b", other), policy("c", one)]
         await Trainer._sync_weights(SimpleNamespace(snapshots=[], trained=trained), 1)
         return order
 
     order = asyncio.run(main())
-    assert order.index("c begins") > order.index("a ends")
+    assert order.index("a ends") < order.index("a frees") < order.index("c begins")
 
 
 def test_adapters_of_one_base_are_synced_at_the_same_time():
     async def main() -> int:
-        together, pool, host = asyncio.Barrier(2), object(), object()
+        together, pool, host = asyncio.Barrier(2), Pool(None, 1), object()
 
         async def sync_weights(version: int) -> None:
             await asyncio.wait_for(together.wait(), 30)

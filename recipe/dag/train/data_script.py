@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.problem import mistakes_reported
 from recipe.dag.train.problems import ANSWER_KEYS, PROBLEM_KEYS, Item, read_rows, row_of, to_items
@@ -122,7 +123,8 @@ def write(local_dir: Path, splits: Mapping[str, Sequence[Mapping[str, Any]]]) ->
             pq.write_table(pa.Table.from_pylist(list(splits[split])), file)
     for split, rows in splits.items():
         stale = f", {targets[split]} of an earlier run stays" if not rows and targets[split].exists() else ""
-        print(f"{split}: {len(rows)} rows -> {targets[split]}" if rows else f"{split}: 0 rows, not written{stale}")
+        written = f"{counted(len(rows), 'row')} -> {targets[split]}"
+        print(f"{split}: {written}" if rows else f"{split}: 0 rows, not written{stale}")
 
 
 @contextmanager

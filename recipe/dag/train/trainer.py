@@ -311,8 +311,10 @@ class Trainer:
         one base and different pools at the same time."""
 
         async def sync(policies: list[PolicyRuntime]) -> None:
-            for _, together in groupby(policies, key=lambda policy: id(policy.processes)):
-                await asyncio.gather(*[policy.sync_weights(version) for policy in together])
+            for _, group in groupby(policies, key=lambda policy: id(policy.processes)):
+                first, *others = group
+                async with first.pool.turn(first.processes):
+                    await asyncio.gather(*[policy.sync_weights(version) for policy in (first, *others)])
 
         for snapshot in self.snapshots:  # first, while the servers of its source sleep and leave memory to the trainer
             await snapshot.refresh(version)

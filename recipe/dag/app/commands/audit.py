@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from recipe.dag.app.commands.options import open_console
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.printable import printable
 
@@ -95,7 +96,7 @@ def _table(result: Audit) -> Table:
     silent = printable(", ".join(result.silent))
     caption = f"not asked, since no model is: {silent}; a coach's verdict is taken to be 0" if silent else None
     table = Table(box=None, pad_edge=False, header_style="dim", caption=caption, caption_justify="left")
-    table.add_column(f"{result.samples} samples", no_wrap=True)
+    table.add_column(counted(result.samples, "sample"), no_wrap=True)
     for agent, node in result.parts:
         table.add_column(Text(printable(f"{agent} by {node}")), justify="right", no_wrap=True)
     table.add_column("share of the label's", justify="right")
