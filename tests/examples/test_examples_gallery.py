@@ -25,7 +25,7 @@ from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.reward.entry_json import to_json
 from recipe.dag.types.record import Episode
-from recipe.dag.types.tool import Tool
+from recipe.dag.types.tool import Tool, close_tool
 from recipe.dag.workflow.condition import Condition
 from recipe.dag.workflow.node import Kind
 from recipe.dag.workflow.schema import Workflow
@@ -99,7 +99,7 @@ async def _run_and_close(
         return await run_batch(runner, [(sample, "u")], n, step=0)
     finally:
         for tool in tools.values():
-            await tool.close()
+            await close_tool(tool)
 
 
 def called(name: str, /, **arguments: Any) -> str:
