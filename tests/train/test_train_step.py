@@ -399,8 +399,8 @@ def test_weights_of_different_pools_are_synced_at_the_same_time_and_of_one_pool_
             made.processes = made
             return made
 
-        one, other = Pool(None, 2), Pool(None, 1)
-        trained = [policy("a", one), policy("b", other), policy("c", one)]
+        shared, single = Pool(None, 2), Pool(None, 1)
+        trained = [policy("a", shared), policy("b", single), policy("c", shared)]
         await Trainer._sync_weights(SimpleNamespace(snapshots=[], trained=trained), 1)
         return order
 

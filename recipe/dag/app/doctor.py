@@ -109,10 +109,10 @@ def pinned_verl() -> str:
     return next(match[1] for line in lines if (match := re.match(r"verl==([\w.]+)", line)))
 
 
-def check_package(name: str, missing: Unfit | Note) -> str:
+def check_package(name: str, missing: type[Unfit | Note], why: str) -> str:
     version = _version(name)
     if version is None:
-        raise missing
+        raise missing(f"{name} is not installed; {why}")
     return version
 
 
@@ -252,13 +252,11 @@ CHECKS: dict[str, Callable[[], str]] = {
     "torch": check_torch,
     "gpu-host": check_gpu_host,
     "verl": check_verl,
-    "ray": partial(check_package, "ray", Unfit("ray is not installed; pip install 'ray[default]'")),
+    "ray": partial(check_package, "ray", Unfit, "pip install 'ray[default]'"),
     "sglang": check_sglang,
     "flash-attn": check_flash_attn,
     "liger": check_liger,
-    "torchao": partial(
-        check_package, "torchao", Note("torchao is not installed; only its optimizers, such as 8-bit Adam, need it")
-    ),
+    "torchao": partial(check_package, "torchao", Note, "only its optimizers, such as 8-bit Adam, need it"),
     "dsbench": check_dsbench,
     "memory": check_memory,
     "disk": check_disk,

@@ -29,8 +29,8 @@ class Pool:
 
     @asynccontextmanager
     async def turn(self, processes: Any) -> AsyncIterator[None]:
-        """Let these processes use the devices, on which torch has a cache for each process: tens of GB of freed
-        activations, which no other process can use."""
+        """Hold the devices for these processes. Those that held them before empty torch's cache first, which may be
+        tens of GB of freed activations that no other process can use."""
         async with self.lock:
             before, self.last = self.last, processes
             if before is not None and before is not processes:

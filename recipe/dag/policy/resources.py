@@ -78,4 +78,4 @@ def _listed(numbers: Iterable[float]) -> str:
 
 
 def _needed(numbers: Sequence[float], noun: str) -> str:
-    return f"{_listed(numbers)} {noun}{'s' * (list(numbers) != [1])} (each number on one machine)"
+    return f"{_listed(numbers)} {noun}{'s' * (numbers != [1])} (each number on one machine)"
