@@ -53,12 +53,12 @@ def grouped(box):
     return box
 
 
-def ours() -> set[str]:
-    """Return the directories of servers, this process's own included."""
+def groups_of(pid: int) -> set[str]:
+    """Return the directories of one server: other tests start servers at the same time."""
     folders = set()
     for version in (cgroup.V1, cgroup.V2):
         for above in cgroup._hierarchies(version).values():
-            folders |= {f"{above}/{name}" for name in os.listdir(above) if name.startswith(cgroup._PREFIX)}
+            folders |= {f"{above}/{name}" for name in os.listdir(above) if name.startswith(f"{cgroup._PREFIX}{pid}-")}
     return folders
 
 
@@ -103,7 +103,7 @@ def test_every_process_of_a_job_is_in_one_group(grouped):
 
 
 def test_groups_are_removed_with_their_processes(tmp_path):
-    before = ours()
+    before = groups_of(os.getpid())
     groups = cgroup.granted()
     if groups is None:
         pytest.skip("this machine grants no memory control group")
@@ -112,10 +112,10 @@ def test_groups_are_removed_with_their_processes(tmp_path):
         for entrance in group.entrances():
             os.write(entrance, str(process.pid).encode())
             os.close(entrance)
-        assert len(ours() - before) == groups.per_jail and not group.remove()
+        assert len(groups_of(os.getpid()) - before) == groups.per_jail and not group.remove()
         groups.close()
         assert process.wait(10) == -signal.SIGKILL
-    assert ours() == before
+    assert groups_of(os.getpid()) == before
 
 
 def test_a_group_that_still_holds_memory_is_not_used_again(tmp_path):
@@ -140,9 +140,7 @@ def test_groups_of_a_killed_server_are_removed(killed):
         asyncio.run(local.start())
         if not local.memory.startswith("cgroup"):
             pytest.skip("this machine grants no memory control group")
-        # by its name: other tests start servers at the same time
-        own = {group for group in ours() if os.path.basename(group).startswith(f"{cgroup._PREFIX}{local.pid}-")}
-        assert own
+        assert groups_of(local.pid)
         children = Path(f"/proc/{local.pid}/task/{local.pid}/children").read_text().split()
         reapers = [int(pid) for pid in children if b"reaper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert len(reapers) == 1
@@ -153,7 +151,7 @@ def test_groups_of_a_killed_server_are_removed(killed):
             assert until(lambda: subprocess.run(["true"]).returncode == 0)
             command = "from recipe.sandbox.jail import cgroup; cgroup.granted().close()"
             subprocess.run([sys.executable, "-c", command], check=True, cwd=Path(__file__).parents[3])
-        assert until(lambda: not ours() & own)
+        assert until(lambda: not groups_of(local.pid))
     finally:
         local.close()
 
