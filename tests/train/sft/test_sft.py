@@ -11,6 +11,7 @@ import time
 from collections import namedtuple
 from pathlib import Path
 
+import psutil
 import pytest
 from omegaconf import OmegaConf
 
@@ -236,6 +237,30 @@ def kill_at(step: int, output: Path, arguments: list[str], signum: int) -> int:
 
 def _text(path: Path) -> str:
     return path.read_text().replace(" ", "") if path.is_file() else ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_lost_process_ends_the_others_and_is_named_in_one_line(data, model, tmp_path, zygote):
+    arguments = command(zygote.python, data, model, tmp_path, "trainer.n_gpus_per_node=2", "trainer.total_epochs=50")
+    run = subprocess.Popen(arguments, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        while '"step":2,' not in _text(tmp_path / "metrics.jsonl"):
+            assert run.poll() is None, run.communicate()
+            time.sleep(0.05)
+        settings = f"{tmp_path}/run/sft.yaml"
+        mine = [each for each in psutil.process_iter(["cmdline"]) if settings in (each.info["cmdline"] or ())]
+        (rank,) = [each for each in mine if each.environ().get("RANK") == "1"]
+        rank.kill()
+        errors = run.communicate(timeout=120)[1].splitlines()
+    finally:
+        run.kill()
+    assert run.returncode == 1 and not [line for line in errors if "Traceback" in line or "rank0" in line]
+    assert errors[-1] == (
+        f"error: process 1 of 2 (pid {rank.pid}) ended with SIGKILL, and the others with it; their errors are in "
+        f"{tmp_path}/run/rank_*.log. The same command resumes from the last checkpoint"
+    )
+    assert {path.name for path in (tmp_path / "run").glob("rank_*.log")} == {"rank_0.log", "rank_1.log"}
 
 
 @pytest.mark.slow

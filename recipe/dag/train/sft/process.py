@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +28,7 @@ from recipe.dag.train.models import load_model, skeleton
 from recipe.dag.train.sft.checkpoint import check_intact, experiment, find_start, publish_model
 from recipe.dag.train.sft.compose import adapter_shape
 from recipe.dag.train.sft.data import TranscriptDataset, check_batch_size
+from recipe.dag.train.sft.launch import MISTAKE, errors_of
 from recipe.dag.workflow.machine import this_machine
 from recipe.dag.workflow.memory import CONTEXT
 from recipe.dag.workflow.model_size import UnknownSize, size_of
@@ -267,18 +269,25 @@ def _join(platform: str, timeout: timedelta) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Train as one of torchrun's processes."""
+    """Train as one of torchrun's processes. What only a traceback explains, also of NCCL's threads, goes to a file
+    of this process, since the loss of one process makes all others fail."""
     # verl warns about each engine that is not installed
     warnings.filterwarnings("ignore", message=r"\w+ engine is not available")
     config = OmegaConf.load(arguments[0])
     assert isinstance(config, DictConfig)  # the file that `recipe.dag.train.sft.launch` wrote
+    rank = os.environ["RANK"]
+    errors = errors_of(Path(arguments[0]), rank).open("w")
+    sys.stderr = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)  # what Python prints is seen as before
+    os.dup2(errors.fileno(), 2)
     try:
         return train(config, Inputs(experiment(config), None))
     except UserError as error:
         # each process loads and writes its own files, and torchrun ends the others when the first one fails
-        rank = os.environ.get("RANK", "0")
         print(f"error: {error}" if rank == "0" else f"error: rank {rank}: {error}", file=sys.stderr)
-        return 2
+        return MISTAKE
+    except Exception:
+        traceback.print_exc(file=errors)
+        return 1
 
 
 if __name__ == "__main__":
