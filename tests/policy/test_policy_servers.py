@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+import os
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 from verl.workers.rollout import router
 from verl.workers.rollout.llm_server import LLMServerClient
-from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.replica import RolloutReplicaRegistry, TokenOutput
 
 from recipe.dag.core.errors import ModelServerFault
-from recipe.dag.policy.servers import PolicyServerManager, ServerClient
+from recipe.dag.policy.servers import PolicyServerManager, ServerClient, replica_class
 from recipe.dag.types.record import Generation
 
 SAMPLING = {"temperature": 0.8, "max_tokens": 3, "seed": 11, "ignore_eos": False}
@@ -34,6 +38,21 @@ class Balanced:
 def output(ids=(4, 5), log_probs=(-0.1, -0.2), reason="stop", **extra) -> TokenOutput:
     values = None if log_probs is None else list(log_probs)
     return TokenOutput(token_ids=list(ids), log_probs=values, stop_reason=reason, extra_fields=extra)
+
+
+def test_pools_that_start_at_the_same_time_load_the_replica_class_in_turn(monkeypatch):
+    both = threading.Barrier(2)
+
+    def load():
+        os.environ["ENGINE_OF_A_TEST"] = "1"
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # another load would get here
+        del os.environ["ENGINE_OF_A_TEST"]
+        return SimpleNamespace
+
+    monkeypatch.setitem(RolloutReplicaRegistry._registry, "slow", load)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(replica_class, ["slow"] * 2)) == [SimpleNamespace] * 2
 
 
 def ask(answer, *, seeded: bool = True, **sampling) -> Generation:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,11 +30,13 @@ def _load_cpu_replica():
 
 
 RolloutReplicaRegistry.register("cpu", _load_cpu_replica)
+_LOADING = threading.Lock()
 
 
 def replica_class(name: str) -> type[RolloutReplica]:
-    """Return the replica class of an inference server, whose import takes seconds."""
-    stock = RolloutReplicaRegistry.get(name)
+    """Return the replica class of an inference server, whose import takes seconds. Any thread may call it."""
+    with _LOADING:  # verl's import of SGLang sets and deletes an environment variable
+        stock = RolloutReplicaRegistry.get(name)
     if name != "sglang":
         return stock
     from recipe.dag.policy.sglang_server import PolicyReplica

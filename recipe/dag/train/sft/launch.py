@@ -1,8 +1,7 @@
 """`verl-dag sft`: supervised fine-tuning of one model on transcripts, by verl's SFT trainer.
 
 Invariant: data, model, settings and disk are checked before anything is started; a mistake of the user is one line. One
-process trains in this one; several are started by torchrun (this module as a program), and one that is lost ends the
-others and is named in one line.
+process trains in this one; several are started by torchrun (`supervise`).
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ from recipe.dag.core.output_lock import locked
 from recipe.dag.platform.environment import choose_platform, prepare_environment
 from recipe.dag.report.phases import announce, end_phase
 from recipe.dag.settings.absolute import make_absolute
+from recipe.dag.train.sft import supervise
 from recipe.dag.train.sft.compose import NAME, adapter_shape, compose_sft
 from recipe.dag.workflow.model_size import UnknownSize, size_of
 
 SHUTDOWN_VARIABLE, SHUTDOWN_S = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 3600
 """Seconds that torchrun waits between SIGTERM and SIGKILL: a step, and a checkpoint of a large model, take long."""
-MISTAKE = 2
-"""Exit code after a UserError."""
 BYTES_PER_PARAMETER = 16
 """Of a checkpoint: weights and two moments in fp32, and the model folder."""
 
@@ -119,7 +117,7 @@ def _spawn(config: DictConfig, processes: int, locks: tuple[int, ...] = ()) -> i
     file = Path(config.output_dir) / "run" / "sft.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, file)
-    command = [sys.executable, "-m", "recipe.dag.train.sft.launch", str(processes), str(file)]
+    command = [sys.executable, "-m", supervise.__name__, str(processes), str(file)]
     environment = {SHUTDOWN_VARIABLE: str(SHUTDOWN_S), **os.environ}
     # torchrun outlives this process if that is killed, and then still writes to the folders
     process = subprocess.Popen(command, env=environment, pass_fds=locks)
@@ -138,38 +136,3 @@ def _spawn(config: DictConfig, processes: int, locks: tuple[int, ...] = ()) -> i
         for number, handler in previous.items():
             signal.signal(number, handler)
     return 128 + received[0] if received else code
-
-
-def supervise(processes: int, file: Path) -> int:
-    """Start the processes as torchrun does, wait for them, and return the exit code."""
-    from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    module = "recipe.dag.train.sft.process"
-    options = ["--standalone", f"--nproc-per-node={processes}", "-m", module, str(file)]
-    try:
-        run.run(run.parse_args(options))
-    except SignalException as error:
-        return 128 + error.sigval
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        if failure.exitcode == MISTAKE:  # the process has said what is wrong
-            return MISTAKE
-        cause = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
-        print(
-            f"error: process {rank} of {processes} (pid {failure.pid}) ended with {cause}, and the others with it; "
-            f"their errors are in {errors_of(file)}. The same command resumes from the last checkpoint",
-            file=sys.stderr,
-        )
-        return 1
-    return 0
-
-
-def errors_of(file: Path, rank: int | str = "*") -> Path:
-    """Return the file with a process's errors that are no user's mistakes, beside `file`: the settings."""
-    return file.parent / f"rank_{rank}.log"
-
-
-if __name__ == "__main__":
-    sys.exit(supervise(int(sys.argv[1]), Path(sys.argv[2])))

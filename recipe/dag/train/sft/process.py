@@ -28,7 +28,7 @@ from recipe.dag.train.models import load_model, skeleton
 from recipe.dag.train.sft.checkpoint import check_intact, experiment, find_start, publish_model
 from recipe.dag.train.sft.compose import adapter_shape
 from recipe.dag.train.sft.data import TranscriptDataset, check_batch_size
-from recipe.dag.train.sft.launch import MISTAKE, errors_of
+from recipe.dag.train.sft.supervise import MISTAKE, errors_of
 from recipe.dag.workflow.machine import this_machine
 from recipe.dag.workflow.memory import CONTEXT
 from recipe.dag.workflow.model_size import UnknownSize, size_of
@@ -196,15 +196,14 @@ def train(config: DictConfig, inputs: Inputs, *, announce: Callable[[str], None]
         announce("building the model")
         trainer = Trainer(config, inputs.facts, lambda: stop.signum is not None, inputs.datasets)
         announce("training")
-        return _fit(trainer, config, stop)
+        code = _fit(trainer, config, stop)
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"the GPU is out of memory ({str(error).splitlines()[0]}); lower data.max_token_len_per_gpu or "
             "data.max_length, use more GPUs, or set engine.offload_policy=true"
         ) from error
-    finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+    torch.distributed.destroy_process_group()  # not after an error, since it would wait for the other processes
+    return code
 
 
 def _fit(trainer: Trainer, config: DictConfig, stop: _Stop) -> int:
@@ -284,10 +283,13 @@ def main(arguments: list[str]) -> int:
     except UserError as error:
         # each process loads and writes its own files, and torchrun ends the others when the first one fails
         print(f"error: {error}" if rank == "0" else f"error: rank {rank}: {error}", file=sys.stderr)
-        return MISTAKE
+        code = MISTAKE
     except Exception:
         traceback.print_exc(file=errors)
-        return 1
+        code = 1
+    for stream in (sys.stdout, sys.stderr, errors):
+        stream.flush()
+    os._exit(code)  # the interpreter's way out joins NCCL's threads, which wait for the other processes
 
 
 if __name__ == "__main__":
