@@ -128,6 +128,24 @@ def test_weights_stay_gathered_and_layers_keep_activations_where_they_fit(
     assert decision.memory[0].phases[1].used <= 0.9 * size or (recompute and not mlp_only)
 
 
+@pytest.mark.parametrize(
+    ("model", "gpus", "overrides", "once"),
+    [
+        ("3b", 2, [], True),
+        ("7b", 2, [], None),
+        ("3b", 2, [f"{ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation=false"], False),
+        # its gradients are in host memory
+        ("3b", 2, [f"{ACTOR}.fsdp_config.offload_policy=true"], None),
+    ],
+)
+def test_gradients_are_reduced_once_where_whole_ones_fit(model, gpus, overrides, once, decided):
+    decision, run = decided(model, machine(gpus), *overrides)
+    engine = run.actor_rollout_ref.actor.fsdp_config
+    assert engine.use_no_sync_for_gradient_accumulation is once
+    gradients = next(phase.gradients for phase in decision.memory[0].phases if phase.name.startswith("backward"))
+    assert (gradients > {"3b": 12.3e9, "7b": 30.4e9}[model]) == (once is True)
+
+
 def test_the_moments_of_each_optimizer_are_counted(decided):
     eight_bit = {"optim": {"optimizer": "AdamW8bit"}}
     options = {"config": {"actor": eight_bit}}, {"critic": {"config": eight_bit}}, {"critic": {}}
@@ -253,8 +271,8 @@ def test_decisions_are_printed_in_words(decided):
     assert list(describe(decision, machine(1), run, flow_of())) == [
         "GPUs of each machine: 1 of 85.5 GB, all that are visible",
         "micro-batches: 16,384 tokens; offload: param_offload, optimizer_offload",
-        "kernels: transformers'; weights gathered once a pass; recomputed in the backward pass: all layers, only the "
-        "MLP in 5 of them",
+        "kernels: transformers'; weights gathered once a pass; gradients reduced once an update; recomputed in the "
+        "backward pass: all layers, only the MLP in 5 of them",
     ]
     assert list(describe_memory(decision, machine(1))) == ["memory of p0, p1, p2 on each GPU: fits: 76.5 of 85.5 GB"]
     poor = Machine((CARD,), 200 * 10**9)

@@ -23,7 +23,6 @@ from recipe.dag.settings.defaults import (
     default_tokens,
     liger_is_installed,
     longest_row,
-    reduce_gradients_once,
     served_length,
     uses_liger,
 )
@@ -119,6 +118,14 @@ def policy_config(
             _apply_offload(engine, between_turns=offload_between_turns and platform != "cpu")
             reduce_gradients_once(engine, processes)
     return config
+
+
+def reduce_gradients_once(engine: DictConfig, processes: int) -> None:
+    """Set verl's `use_no_sync_for_gradient_accumulation` of an engine on so many processes, if it is null."""
+    # Until the last micro-batch, whole gradients stay on the GPU: no more than a single process has there anyway,
+    # unless FSDP2's offloading keeps gradients in host memory.
+    if engine.use_no_sync_for_gradient_accumulation is None:
+        engine.use_no_sync_for_gradient_accumulation = processes == 1 and not engine.offload_policy
 
 
 def check_kernels(model: DictConfig, key: str, where: str = "") -> None:

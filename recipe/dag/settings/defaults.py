@@ -37,6 +37,8 @@ launched the next ones. In examples/bench_training.py on an H100, updates of 135
 TOKEN_CHOICES = (65536, 32768, 16384, 8192, 4096)
 OFFLOADS = ("param_offload", "optimizer_offload")
 RESHARD = "actor.fsdp_config.reshard_after_forward"
+ONCE = "actor.fsdp_config.use_no_sync_for_gradient_accumulation"
+OFFLOAD_POLICY = "actor.fsdp_config.offload_policy"
 LIGER = "model.use_liger"
 RECOMPUTE = "model.enable_gradient_checkpointing"
 MLP_ONLY = "model.recompute_mlp_only"
@@ -65,6 +67,8 @@ class Decision:
     """Layers recompute their activations in the backward pass."""
     mlp_only: int = 0
     """Layers that recompute their MLP only, in every model."""
+    reduce_once: bool = False
+    """Gradients are reduced after an update's last micro-batch, and whole until then, on any number of GPUs."""
     keep_base: bool = False
     """Sleeping servers keep the base of adapters on the GPU."""
     memory: tuple[PoolMemory, ...] = ()
@@ -117,7 +121,7 @@ def default_tokens(longest: int) -> int:
 
 def decide(config: DictConfig, workflow: Workflow, machine: Machine, *, visible: int | None = None) -> Decision:
     """Choose the number of GPUs (default: all `visible` ones), then the least offload, the most tokens, whether
-    gathered weights stay, and the least recompute that fit.
+    gathered weights stay, the least recompute and the fewest reductions of gradients that fit.
 
     Raises UserError if there is no GPU, or if there are too few for the policies.
     """
@@ -143,6 +147,9 @@ def decide(config: DictConfig, workflow: Workflow, machine: Machine, *, visible:
     if not config[RUN].model.enable_activation_offload:  # verl's, which recomputes whole layers itself
         decision = _with_least_recompute(config, workflow, decision, available)
     decision = _with_kept_base(config, workflow, decision, available)
+    once = replace(decision, reduce_once=True)
+    if not any(PolicyKeys(config, workflow, name)[OFFLOAD_POLICY] for name in workflow.trained_policies()):
+        decision = once if _leaves_spare(config, workflow, once, available) else decision
     pools = _pools(config, workflow, decision)
     return replace(decision, memory=tuple(judge_pool(pool, available) for pool in pools))
 
@@ -165,7 +172,7 @@ def _with_least_recompute(config: DictConfig, workflow: Workflow, decision: Deci
     mlp_only = {PolicyKeys(config, workflow, name)[MLP_ONLY] for name in workflow.trained_policies()}
     if _is_open(config, workflow, RECOMPUTE) and mlp_only == {None}:
         without = replace(decision, checkpointing=False)
-        if all(_leaves_spare(estimate_pool(pool, available)) for pool in _pools(config, workflow, without)):
+        if _leaves_spare(config, workflow, without, available):
             return without
     if None not in mlp_only:
         return decision
@@ -173,9 +180,10 @@ def _with_least_recompute(config: DictConfig, workflow: Workflow, decision: Deci
     return replace(decision, mlp_only=min(rooms, default=0))
 
 
-def _leaves_spare(memory: PoolMemory) -> bool:
-    backward = (phase.used for phase in memory.phases if phase.name.startswith("backward"))
-    return memory.fits and max(backward, default=0) <= memory.available * (1 - SPARE)
+def _leaves_spare(config: DictConfig, workflow: Workflow, decision: Decision, available: int) -> bool:
+    memories = [estimate_pool(pool, available) for pool in _pools(config, workflow, decision)]
+    phases = [phase for memory in memories for phase in memory.phases if phase.name.startswith("backward")]
+    return all(memory.fits for memory in memories) and all(p.used <= available * (1 - SPARE) for p in phases)
 
 
 def _room_for_mlp_only(pool: Pool, available: int) -> int:
@@ -258,17 +266,18 @@ def _trainer(keys: PolicyKeys, longest: int, decision: Decision, moments: float)
         tokens = int(keys["actor.ppo_max_token_len_per_gpu"] or decision.tokens)
     decided = dict.fromkeys((f"actor.fsdp_config.{key}" for key in OFFLOADS), bool(decision.offload))
     decided |= {RESHARD: decision.reshard, LIGER: liger_is_installed()}
-    decided |= {RECOMPUTE: decision.checkpointing, MLP_ONLY: decision.mlp_only}
+    decided |= {RECOMPUTE: decision.checkpointing, MLP_ONLY: decision.mlp_only, ONCE: decision.reduce_once}
     values = {key: value if (written := keys[key]) is None else written for key, value in decided.items()}
     return TrainerOptions(
         tokens=tokens,
         **{key: bool(values[f"actor.fsdp_config.{key}"]) for key in OFFLOADS},
-        offload_policy=bool(keys["actor.fsdp_config.offload_policy"]),
+        offload_policy=bool(keys[OFFLOAD_POLICY]),
         head=_head(keys),
         checkpointing=bool(values[RECOMPUTE]),
         mlp_only=int(values[MLP_ONLY]),
         liger=bool(values[LIGER]),
         reshard=bool(values[RESHARD]),
+        reduce_once=bool(values[ONCE]),
         moments=moments,
     )
 
@@ -309,20 +318,14 @@ def apply(config: DictConfig, decision: Decision) -> None:
         if model.recompute_mlp_only is None:
             model.recompute_mlp_only = decision.mlp_only
         for engine in (actor.fsdp_config, config.critic.fsdp):
-            values = {"reshard_after_forward": decision.reshard}
+            # null leaves it to the number of a policy's processes
+            once = True if decision.reduce_once else None
+            values = {"reshard_after_forward": decision.reshard, "use_no_sync_for_gradient_accumulation": once}
             if offload is not None:
                 values |= dict.fromkeys(OFFLOADS, offload and not engine.get("offload_policy"))
             for key, value in values.items():
                 if engine[key] is None:
                     engine[key] = value
-
-
-def reduce_gradients_once(engine: DictConfig, processes: int) -> None:
-    """Set verl's `use_no_sync_for_gradient_accumulation` of an engine on so many processes, if it is null."""
-    # Until the last micro-batch, whole gradients stay on the GPU: no more than a single process has there anyway,
-    # unless FSDP2's offloading keeps gradients in host memory.
-    if engine.use_no_sync_for_gradient_accumulation is None:
-        engine.use_no_sync_for_gradient_accumulation = processes == 1 and not engine.offload_policy
 
 
 def on_cpu(config: DictConfig) -> Decision:
@@ -355,7 +358,8 @@ def _describe_passes(node: DictConfig) -> str:
     gathered = "for each layer" if node.actor.fsdp_config.reshard_after_forward else "once a pass"
     liger = "Liger's" if uses_liger(model) else "transformers'"
     recomputed = f"all layers{mlps}" if model.enable_gradient_checkpointing else "none"
-    return f"kernels: {liger}; weights gathered {gathered}; recomputed in the backward pass: {recomputed}"
+    once = "; gradients reduced once an update" if OmegaConf.select(node, ONCE) else ""
+    return f"kernels: {liger}; weights gathered {gathered}{once}; recomputed in the backward pass: {recomputed}"
 
 
 def describe_memory(decision: Decision, machine: Machine) -> Iterator[str]:

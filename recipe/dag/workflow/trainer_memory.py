@@ -84,6 +84,8 @@ class TrainerOptions:
     """Parameters of the adapters, if they are trained and the model is not, whose weights are then bf16."""
     reshard: bool = True
     """A layer's gathered weights are freed after its forward pass, and gathered again for its backward pass."""
+    reduce_once: bool = False
+    """Gradients are whole on each GPU until the last micro-batch."""
     moments: float = ADAM
     """Bytes per trained parameter of the optimizer's moments."""
 
@@ -205,10 +207,11 @@ def update_phases(size: ModelSize, gpus: int, options: TrainerOptions, *, critic
         options = replace(options, mlp_only=0)
     activations = activation_bytes(size, options, head)
     gathered = root + UNSHARDED_LAYERS * layer if options.reshard else parameters
+    reduced = _states(parameters, options)[1] if options.reduce_once else trained
     backward = Phase(
         name="backward",
         weights=weights + BF16 * gathered,
-        gradients=GRADIENT * trained + (0 if options.adapters else BF16 * (root + layer)),
+        gradients=GRADIENT * reduced + (0 if options.adapters else BF16 * (root + layer)),
         optimizer=int(options.moments * trained),
         # the embedding's gradient is reduced in fp32 at the end, after the activations are freed
         activations=max(activations, 0 if options.adapters else GRADIENT * root),

@@ -23,7 +23,7 @@ from recipe.dag.core.errors import UserError
 from recipe.dag.platform.adapter_weights import target_layers
 from recipe.dag.policy.config import check_kernels, check_optimizer, prepare_model
 from recipe.dag.policy.critic_config import FP32
-from recipe.dag.settings.defaults import SPARE, reduce_gradients_once
+from recipe.dag.settings.defaults import SPARE
 from recipe.dag.train.models import load_model, skeleton
 from recipe.dag.train.sft.checkpoint import check_intact, experiment, find_start, publish_model
 from recipe.dag.train.sft.compose import adapter_shape
@@ -129,7 +129,6 @@ def _complete(config: DictConfig, processes: int) -> None:
         if config.engine.reshard_after_forward is None:
             # offloaded weights are gathered from host memory, to have few of them on the GPU
             config.engine.reshard_after_forward = processes > 1 or bool(config.engine.offload_policy)
-        reduce_gradients_once(config.engine, processes)
         config.trainer.device = config.platform
         config.trainer.profile_interval = [-1, -1]
         if cpu:
@@ -137,15 +136,19 @@ def _complete(config: DictConfig, processes: int) -> None:
             config.engine.use_torch_compile = False
             config.engine.mixed_precision = FP32
         elif config.model.enable_gradient_checkpointing is None:
-            config.model.enable_gradient_checkpointing = not _keeps_activations(config, processes)
+            config.model.enable_gradient_checkpointing = not _fits(config, processes, checkpointing=False)
             layers = "all layers" if config.model.enable_gradient_checkpointing else "none"
             print(f"recomputed in the backward pass: {layers}")
+        if config.engine.use_no_sync_for_gradient_accumulation is None:
+            recompute = bool(config.model.enable_gradient_checkpointing)
+            whole = processes == 1 or _fits(config, processes, checkpointing=recompute, reduce_once=True)
+            config.engine.use_no_sync_for_gradient_accumulation = whole and not config.engine.offload_policy
     check_kernels(config.model, "model")
     check_optimizer(config.optim, "optim")
 
 
-def _keeps_activations(config: DictConfig, processes: int) -> bool:
-    """Return whether the activations of all layers fit on each GPU and leave `SPARE` of it free."""
+def _fits(config: DictConfig, processes: int, *, checkpointing: bool, reduce_once: bool = False) -> bool:
+    """Return whether an update with or without recompute fits on each GPU and leaves `SPARE` of it free."""
     available = min(this_machine().gpu_bytes, default=0)
     model, data = config.model, config.data
     fused = model.fused_kernel_options["impl_backend"] == "triton" and model.use_remove_padding
@@ -154,9 +157,10 @@ def _keeps_activations(config: DictConfig, processes: int) -> bool:
     options = TrainerOptions(
         tokens=data.max_token_len_per_gpu,
         offload_policy=config.engine.offload_policy,
-        checkpointing=False,
+        checkpointing=checkpointing,
         liger=model.use_liger,
         reshard=config.engine.reshard_after_forward,
+        reduce_once=reduce_once,
         moments=moment_bytes(config.optim.optimizer),
     )
     try:
