@@ -128,9 +128,10 @@ def serve(folder: Path) -> dict[str, Any]:
     run = (getattr(engine, "loop", None) or asyncio.get_event_loop()).run_until_complete
 
     def sync(name: str, version: int) -> None:
-        engine.release_memory_occupation()
+        tags = ["kv_cache"] if version > 1 else None  # with the base kept, and without
+        engine.release_memory_occupation(tags)
         run(server.load_adapter(name, version, str(folder / f"{name}@{version}")))
-        engine.resume_memory_occupation()
+        engine.resume_memory_occupation(tags)
 
     def scores() -> dict[str | None, list[float]]:
         return {name: run(server.generate(PROMPT, adapter=name)).log_probs for name in (None, "a", "b")}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -146,6 +147,34 @@ def test_prompts_of_a_full_server_wait_for_a_tenth_of_its_places(monkeypatch):
     assert allows(running_batch=220, max_prefill_bs=256, max_running_requests=256)
     assert not allows(running_batch=240, max_prefill_bs=256, max_running_requests=256)
     assert allows(running_batch=240, max_prefill_bs=4, max_running_requests=256)
+
+
+def test_the_adapters_that_were_loaded_last_are_placed_while_the_cache_gets_its_memory(monkeypatch):
+    from recipe.dag.policy.sglang_scheduler import place_adapters
+
+    placed = threading.Event()
+
+    class Scheduler:
+        enable_lora = True
+
+        def resume_memory_occupation(self, request):
+            return request.tags, placed.wait(30 if request.tags == ["kv_cache"] else 0)
+
+    def place(names):
+        found.append(names)
+        placed.set()
+
+    scheduler, found = ModuleType("sglang.srt.managers.scheduler"), []
+    vars(scheduler)["Scheduler"] = Scheduler
+    for module in (*map(ModuleType, ("sglang", "sglang.srt", "sglang.srt.managers")), scheduler):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    place_adapters()
+    made, loaded = Scheduler(), dict.fromkeys(("a@1", "a@2", "b@2"))
+    manager = SimpleNamespace(device="cpu", loras=loaded, max_loras_per_batch=3, fetch_new_loras=place)
+    made.tp_worker = SimpleNamespace(model_runner=SimpleNamespace(lora_manager=manager))
+    for tags, beside in ((["weights", "kv_cache"], False), (["kv_cache"], True)):
+        assert made.resume_memory_occupation(SimpleNamespace(tags=tags)) == (tags, beside)
+    assert found == [{"a@2", "b@2"}]
 
 
 @pytest.mark.parametrize("keeps", [True, False])
