@@ -123,9 +123,10 @@ class Trainer:
         }
 
     def whole(self, adapter: str) -> dict:
-        """Return the adapter's weights, those of a critic with its head."""
+        """Return a copy of the adapter's weights, those of a critic with its head."""
         head = self.engine.whole_head(adapter)
-        return self.engine.whole(adapter) | ({"head": (head["weight"], head["bias"])} if head else {})
+        whole = self.engine.whole(adapter) | ({"head": (head["weight"], head["bias"])} if head else {})
+        return {layer: (a.clone(), b.clone()) for layer, (a, b) in whole.items()}
 
 
 def gradients(trainer: Trainer, adapter: str, seed: int) -> dict:
@@ -198,6 +199,8 @@ def run(rank: int, world: int, model: str, out: Path) -> None:
     result["values_at_start"] = together.values(9)
     result["reference_at_start"] = together.log_probs(9, "a", reference=True)
     before = together.base()
+    for name in "ab":
+        together.worker.write_adapter(name, str(out / f"stale_{name}"), [])
     for number, (name, seed) in enumerate(HISTORY):
         if number == MIDDLE:
             for adapter in NAMES:
@@ -213,7 +216,9 @@ def run(rank: int, world: int, model: str, out: Path) -> None:
     result["reference"] = together.log_probs(9, "b", reference=True)
     result["values"] = together.values(9)
     result["steps"] = {name: together.engine.schedulers[name].last_epoch for name in NAMES}
-    together.worker.write_adapters({name: str(out / f"written_{name}") for name in NAMES}, [])
+    for name in "ab":
+        together.worker.write_adapter(name, str(out / f"written_{name}"), [str(out / f"stale_{name}")])
+    together.worker.save_adapter(CRITIC, str(out / "written_a_critic"))
     result["alone"] = {}
     for adapter in every:
         alone = made([adapter])

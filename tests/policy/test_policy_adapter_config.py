@@ -8,13 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.policy.adapter import AdapterHost, AdapterPolicy, AdapterWorkers
 from recipe.dag.policy.adapter_config import critic_of, host_config, trained_adapters
 from recipe.dag.policy.config import policy_config
-from recipe.dag.policy.policy import run_sync
+from recipe.dag.policy.policy import run_sync, sync_metrics
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.train.models import find_models
 from recipe.dag.workflow.adapter_shape import AdapterShape, shape_of
@@ -130,76 +132,124 @@ def test_targets_that_the_model_lacks_are_refused_before_anything_starts(workflo
         find_models(wrong)
 
 
-def test_a_sync_writes_all_adapters_at_once_before_servers_wake_and_keeps_the_last_version_alone(
-    workflow, tiny_model, tmp_path, monkeypatch
-):
+@pytest.fixture
+def adapters(workflow, tiny_model, tmp_path, monkeypatch):
+    """Adapters a and b with a trainer and a server that write what they do to `adapters.done`."""
     configs, _ = configured(workflow, tiny_model, "cpu")
     done, loading = [], asyncio.Event()
 
-    def write(folders, stale):
-        for folder in folders.values():
-            Path(folder).mkdir(parents=True)
-        done.append(("write", [Path(folder).name for folder in folders.values()], [Path(old).name for old in stale]))
+    def write(name, folder, stale):
+        Path(folder).mkdir(parents=True)
+        done.append(("write", Path(folder).name, [Path(old).name for old in stale]))
 
     async def load(name, version, folder):
-        assert Path(folder).is_dir()
+        assert Path(folder).name == f"{name}@{version}" and Path(folder).is_dir()
         loading.set()
 
-    async def update(sync, version):
+    async def wake():
         await asyncio.wait_for(loading.wait(), 30)  # a server loads while it wakes up
-        done.append(("wake", version))
+        loading.clear()
+        done.append(("wake",))
 
     async def in_turn(function, *arguments):
-        if function is run_sync:
-            await update(*arguments)
-        else:
-            function(*arguments)
+        return await wake() if function is run_sync else function(*arguments)
 
     monkeypatch.setattr(asyncio, "to_thread", in_turn)
     host = AdapterHost("base", configs["base"], SimpleNamespace(), ())
-    host.workers = SimpleNamespace(write_adapters=write)
-    host.sync, host.folder = None, SimpleNamespace(name=str(tmp_path / "shared"))
+    host.workers = SimpleNamespace(
+        write_adapter=write, update_actor=lambda data: done.append(("update", data["adapter"]))
+    )
+    host.client, host.sync, host.folder = None, None, SimpleNamespace(name=str(tmp_path / "shared"))
     host.replicas = [SimpleNamespace(server_handle=SimpleNamespace(load_adapter=SimpleNamespace(remote=load)))]
     options = {"trained": True, "reference": None, "critic": False, "start": None}
-    policies = [AdapterPolicy(name, configs[name], host, **options) for name in "ab"]
+    policies = {name: AdapterPolicy(name, configs[name], host, **options) for name in "ab"}
+    for policy in policies.values():
+        policy.canary_of = host.canary_of = no_canary
+        asyncio.run(policy.start())
 
-    async def sync():
+    async def sync(version):
+        await asyncio.gather(*[policy.sync_weights(version) for policy in policies.values()])
+
+    def update(name, **options):
+        data = TensorDict({}, batch_size=[])
+        tu.assign_non_tensor(data, **options)
+        policies[name].workers.update_actor(data)
+
+    return SimpleNamespace(host=host, policies=policies, done=done, sync=sync, update=update)
+
+
+async def no_canary(*_, **__):
+    return None
+
+
+def test_servers_load_all_adapters_before_they_wake_and_keep_the_last_version_alone(adapters):
+    async def main():
         for version in (3, 4, 5):
-            host.awake = False
-            loading.clear()
-            await asyncio.gather(*[policy.sync_weights(version) for policy in policies])
+            adapters.host.awake = False
+            await adapters.sync(version)
 
-    asyncio.run(sync())
-    assert done == [
-        ("write", ["a@3", "b@3"], []), ("wake", 3),
-        ("write", ["a@4", "b@4"], []), ("wake", 4),
-        ("write", ["a@5", "b@5"], ["a@3", "b@3"]), ("wake", 5),
+    asyncio.run(main())
+    assert adapters.done == [
+        ("write", "a@3", []), ("write", "b@3", []), ("wake",),
+        ("write", "a@4", []), ("write", "b@4", []), ("wake",),
+        ("write", "a@5", ["a@3"]), ("write", "b@5", ["b@3"]), ("wake",),
     ]  # fmt: skip
-    assert [policy.version for policy in policies] == [5, 5] and host.awake
+    assert [policy.version for policy in adapters.policies.values()] == [5, 5] and adapters.host.awake
 
 
-def test_an_adapter_whose_write_failed_in_anothers_call_is_not_served(workflow, tiny_model):
-    configs, _ = configured(workflow, tiny_model, "cpu")
-    host, calls = AdapterHost("base", configs["base"], SimpleNamespace(), ()), []
+def test_an_adapter_is_sent_after_its_last_update_of_a_step_and_one_without_an_update_by_the_sync(adapters):
+    async def main():
+        await adapters.sync(3)
+        adapters.host.awake = False
+        adapters.done.clear()
+        adapters.update("b", more_follow=True)
+        adapters.update("b")
+        await adapters.sync(4)
 
-    def write(folders, stale):
-        calls.append(list(folders))
-        raise OSError("the disk is full")
+    asyncio.run(main())
+    updates = [("update", "b"), ("update", "b")]
+    assert adapters.done == [*updates, ("write", "b@4", []), ("write", "a@4", []), ("wake",)]
+    parts = sync_metrics([*adapters.policies.values(), adapters.host])
+    assert set(parts) == {"timing/a.write", "timing/a.load", "timing/b.write", "timing/b.load", "timing/base.wake"}
 
-    host.workers = SimpleNamespace(write_adapters=write)
 
-    async def sync():
-        return await asyncio.gather(*[host.write(name, name, []) for name in "ab"], return_exceptions=True)
+def test_a_server_that_could_not_load_ends_the_sync(adapters):
+    async def fails(*_):
+        raise RuntimeError("SGLang did not load a@3")
 
-    assert [str(error) for error in asyncio.run(sync())] == ["the disk is full"] * 2 and calls == [["a", "b"]]
+    adapters.host.replicas[0].server_handle.load_adapter.remote = fails
+    with pytest.raises(RuntimeError, match="did not load a@3"):
+        asyncio.run(adapters.sync(3))
+
+
+def test_the_base_is_compared_at_each_wake_up_beside_the_adapters(adapters):
+    checked = []
+
+    async def main():
+        together = asyncio.Barrier(3)
+
+        def canary(name):
+            async def check(log_probs, version, *, seconds):
+                if version < 4:
+                    await asyncio.wait_for(together.wait(), 30)
+                checked.append((name, version))
+
+            return SimpleNamespace(prompt=[1], check=check)
+
+        adapters.host.workers.score_canary = lambda *_: [([0.0], 0.1)]
+        for policy in (*adapters.policies.values(), adapters.host):
+            policy.canary = canary(policy.name)
+        await adapters.sync(3)
+        await adapters.sync(4)
+
+    asyncio.run(main())
+    assert sorted(checked[:3]) == [("a", 3), ("b", 3), ("base", 0)] and sorted(checked[3:]) == [("a", 4), ("b", 4)]
 
 
 def test_every_pass_names_its_adapter():
     calls = []
     passes = [name for name in AdapterWorkers.__dict__ if name.startswith(("compute_", "update_"))]
     workers = SimpleNamespace(world_size=2, **{name: calls.append for name in passes})
-    from tensordict import TensorDict
-
     critic = {"use_dynamic_bsz": False, "ppo_max_token_len_per_gpu": 512, "ppo_micro_batch_size_per_gpu": 2}
     mine = AdapterWorkers(workers, "planner", OmegaConf.create(critic))
     for name in passes:

@@ -161,7 +161,7 @@ class Served:
         self.lost: set[int] = set()
         """Servers that no sync reaches."""
         self.policy = PolicyRuntime.__new__(PolicyRuntime)
-        self.policy.name, self.policy.version = "main", 0
+        self.policy.name, self.policy.version, self.policy.seconds = "main", 0, {}
         # as Ray does: one result for each rank
         self.policy.workers = SimpleNamespace(score_canary=lambda prompt: [self.worker.score_canary(prompt)])
         self.policy.canary = Canary("main", PROMPT, self.replicas, "float32")

@@ -45,10 +45,7 @@ def target_layers(model: PreTrainedModel, targets: tuple[str, ...]) -> dict[str,
 def write_adapter(folder: Path, shape: AdapterShape, pairs: Pairs, base: str) -> None:
     """Write a PEFT folder. `base`: the model, for PEFT's programs."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {}
-    for name, pair in pairs.items():
-        for part, tensor in zip("AB", pair, strict=True):
-            tensors[f"{_PREFIX}{name}.lora_{part}.weight"] = tensor.detach().cpu().contiguous()
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _named(pairs).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     config = {
         "peft_type": "LORA",
@@ -63,6 +60,31 @@ def write_adapter(folder: Path, shape: AdapterShape, pairs: Pairs, base: str) ->
         "inference_mode": True,
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=1))
+
+
+class MappedWeights:
+    """The weights in a PEFT folder, as memory that is their file's: to get the pages of another file takes longer than
+    to fill them."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype):
+        file = folder / WEIGHTS
+        content = torch.from_file(str(file), shared=True, size=file.stat().st_size, dtype=torch.uint8)
+        start = 8 + int(content[:8].view(torch.int64))  # of safetensors: the header's length, the header, the values
+        header = json.loads(bytes(content[8:start].numpy()))
+        del header["__metadata__"]
+        self.names = sorted(header, key=lambda name: header[name]["data_offsets"])
+        self.values = content[start:].view(dtype)
+
+    def fill(self, pairs: Pairs) -> None:
+        """Replace the weights by others of the same shapes, on any device."""
+        tensors = _named(pairs)
+        self.values.copy_(torch.cat([tensors[name].flatten() for name in self.names]).to(self.values.dtype))
+
+
+def _named(pairs: Pairs) -> dict[str, Tensor]:
+    """Return A and B by PEFT's names."""
+    parts = ((name, part, tensor) for name, pair in pairs.items() for part, tensor in zip("AB", pair, strict=True))
+    return {f"{_PREFIX}{name}.lora_{part}.weight": tensor for name, part, tensor in parts}
 
 
 def read_adapter(folder: Path, layers: Mapping[str, nn.Linear]) -> tuple[AdapterShape, Pairs]:

@@ -2,7 +2,8 @@
 
 Invariant: the host is started once and has one trainer and one set of servers. An adapter has the interface of a policy
 and names itself in each call. Servers answer with the version that was the last one when a request arrived; the base is
-loaded from disk and never sent.
+loaded from disk and never sent. Sleeping servers load an adapter as soon as its last update of a step has ended, while
+others are trained; `sync_weights` waits for it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,8 @@ class AdapterHost(PolicyRuntime):
         super().__init__(name, config, pool, trained=False)
         self.adapters = tuple(adapters)
         self.awake = False
-        self.unwritten: dict[str, tuple[str, list[str]]] = {}
-        """Adapter -> the folder of its next write, and those that it removes."""
-        self._writing: asyncio.Task[None] | None = None
-        """Will write what is unwritten."""
         self.collective = asyncio.Lock()
-        """Held during calls of the workers with collectives, which all ranks then get in one order."""
+        """Held during a sync's calls of the workers with collectives, which all ranks then get in one order."""
 
     @property
     def has_workers(self) -> bool:
@@ -65,34 +62,21 @@ class AdapterHost(PolicyRuntime):
 
         return AdapterWorker, {"role": "actor_rollout", "adapters": self.adapters}
 
-    async def write(self, name: str, folder: str, stale: list[str]) -> None:
-        """Write an adapter for the servers, in one call with all that are synced at the same time, and remove the
-        folders `stale`."""
-        self.unwritten[name] = folder, stale
-        if self._writing is None:
-            self._writing = asyncio.create_task(self._write_all())
-        await asyncio.shield(self._writing)  # whose error is everybody's
-
-    async def _write_all(self) -> None:
-        async with self.collective:
-            await asyncio.sleep(0)  # in which the others ask
-            asked, self.unwritten, self._writing = self.unwritten, {}, None
-            folders = {each: folder for each, (folder, _) in asked.items()}
-            removed = [old for _, stale in asked.values() for old in stale]
-            await asyncio.to_thread(self.workers.write_adapters, folders, removed)
-
-    async def serve(self, name: str, version: int, folder: Path) -> None:
-        """Let all servers load an adapter from a PEFT folder that their machines see, awake or asleep."""
+    def serve(self, name: str, version: int, folder: Path) -> list[Any]:
+        """Let all servers load an adapter from a PEFT folder that their machines see, awake or asleep. Return what is
+        to be awaited."""
         servers: list[Any] = [replica.server_handle for replica in self.replicas]
-        await asyncio.gather(*[server.load_adapter.remote(name, version, str(folder)) for server in servers])
+        return [server.load_adapter.remote(name, version, str(folder)) for server in servers]
 
-    async def wake(self, version: int) -> None:
+    async def wake(self, version: int) -> bool:
+        """Wake the servers. Return whether they slept."""
         async with self.collective:
             if self.awake:
-                return
-            await asyncio.to_thread(run_sync, self.sync, version)
+                return False
+            with self.timed("wake"):
+                await asyncio.to_thread(run_sync, self.sync, version)
             self.awake = True
-        await self._check_canary(self.version)  # of the base, which has one version
+            return True
 
     async def sleep(self) -> None:
         if self.awake and self.workers is not None:
@@ -117,6 +101,10 @@ class AdapterPolicy(PolicyRuntime):
         """`start`: the PEFT folder of an adapter that is not trained; None: it is the base."""
         super().__init__(name, config, host.pool, trained=trained, reference=reference, critic=critic)
         self.host, self.from_folder = host, start
+        self.sent = -1
+        """The version that the servers load, or have loaded."""
+        self.loading: list[Any] = []
+        """What is to be awaited of them."""
         self.processes = host
 
     @property
@@ -125,10 +113,15 @@ class AdapterPolicy(PolicyRuntime):
 
     async def start(self) -> None:
         if self.trained:
-            self.workers = AdapterWorkers(self.host.workers, self.name, self.config.critic)
+            self.workers = AdapterWorkers(
+                self.host.workers,
+                self.name,
+                self.config.critic,
+                updated=lambda: self.send_weights(self.version + 1),
+            )
             self.canary = await self.host.canary_of(self.name, self.workers, adapter=self.name)
         elif self.from_folder is not None:
-            await self.host.serve(self.name, 0, Path(self.from_folder))
+            await asyncio.gather(*self.host.serve(self.name, 0, Path(self.from_folder)))
         served = self.trained or self.from_folder is not None
         self.adapter = self.name if served else None
         self.replicas, self.endpoint = self.host.replicas, self.host.endpoint_of(self.name, adapter=self.adapter)
@@ -136,16 +129,29 @@ class AdapterPolicy(PolicyRuntime):
     def kill(self) -> None:
         """Do nothing: the host ends its processes."""
 
-    async def sync_weights(self, version: int) -> None:
+    def send_weights(self, version: int) -> None:
+        """Write the trainer's weights for the servers, which begin to load them as `version`."""
         root = Path(self.host.folder.name)
         folder = root / f"{self.name}@{version}"
         # servers may still unload the last version, and have had a step's time for those before it
         kept = {str(folder), str(root / f"{self.name}@{self.version}")}
         stale = [str(old) for old in root.glob(f"{self.name}@*") if str(old) not in kept]
-        await self.host.write(self.name, str(folder), stale)
-        await asyncio.gather(self.host.serve(self.name, version, folder), self.host.wake(version))
+        with self.timed("write"):
+            self.host.workers.write_adapter(self.name, str(folder), stale)
+        self.sent, self.loading = version, self.host.serve(self.name, version, folder)
+
+    async def sync_weights(self, version: int) -> None:
+        if self.sent != version:  # no update of this step has sent it
+            async with self.host.collective:
+                await asyncio.to_thread(self.send_weights, version)
+        slept, _ = await asyncio.gather(self.host.wake(version), self._load())
         self.version = version
-        await self._check_canary(version)
+        checked = [self, self.host] if slept else [self]  # the base, too, which has one version
+        await asyncio.gather(*[policy._check_canary(policy.version) for policy in checked])
+
+    async def _load(self) -> None:
+        with self.timed("load"):
+            await asyncio.gather(*self.loading)
 
     async def sleep(self) -> None:
         await self.host.sleep()
@@ -167,9 +173,10 @@ class AdapterPolicy(PolicyRuntime):
 class AdapterWorkers:
     """The workers of a host, whose passes compute with one policy's adapters."""
 
-    def __init__(self, workers: Any, adapter: str, critic: DictConfig):
-        """`critic`: verl's configuration, with the sizes of the critic's micro-batches."""
-        self._workers, self._adapter, self._critic = workers, adapter, critic
+    def __init__(self, workers: Any, adapter: str, critic: DictConfig, *, updated: Callable[[], None] = lambda: None):
+        """`critic`: verl's configuration, with the sizes of the critic's micro-batches. `updated`: called after the
+        last update of the actor in a step."""
+        self._workers, self._adapter, self._critic, self._updated = workers, adapter, critic, updated
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._workers, name)
@@ -181,7 +188,11 @@ class AdapterWorkers:
         return self._workers.compute_ref_log_prob(self._named(data))
 
     def update_actor(self, data: TensorDict) -> Any:
-        return self._workers.update_actor(self._named(data))
+        more_follow = tu.get_non_tensor_data(data, "more_follow", default=False)
+        output = self._workers.update_actor(self._named(data))
+        if not more_follow:
+            self._updated()
+        return output
 
     def compute_values(self, data: TensorDict) -> Any:
         return self._workers.compute_values(self._named_critic(data))

@@ -7,7 +7,7 @@ does not depend on the other adapters. The adapter of a critic has a value head 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config.optimizer import build_optimizer
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
 
-from recipe.dag.platform.adapter_weights import Pairs, read_adapter, write_adapter
+from recipe.dag.platform.adapter_weights import MappedWeights, Pairs, read_adapter, write_adapter
 from recipe.dag.policy.adapter_config import TrainedAdapter
 from recipe.dag.policy.adapter_layers import install
 from recipe.dag.policy.engine import PolicyEngine
@@ -96,32 +96,28 @@ class AdapterEngine(PolicyEngine):
     def _adapter(self, name: str) -> TrainedAdapter:
         return next(adapter for adapter in self.adapters if adapter.name == name)
 
-    def whole(self, name: str, dtype: torch.dtype = torch.float32) -> Pairs:
-        """Return the adapter's weights, in host memory. A collective: every rank calls it."""
+    @torch.no_grad()
+    def whole(self, name: str) -> Pairs:
+        """Return the adapter's weights on the device, which may be those that it trains. A collective: every rank calls
+        it."""
+        device = self.device_mesh.device_type  # weights may be offloaded, and collectives need them on the device
         pairs = _weights(self.module, name)
-        tensors = iter(self._whole([weight for pair in pairs.values() for weight in pair], dtype))
-        return {layer: (next(tensors), next(tensors)) for layer in pairs}
-
-    def whole_head(self, name: str) -> dict[str, Tensor]:
-        """Return the weights of a critic's value head, in host memory; {} for an actor. A collective."""
-        head = _head(self.module, name)
-        return dict(zip(head, self._whole(list(head.values()), torch.float32), strict=True)) if head else {}
+        return {layer: (_gathered(a, device), _gathered(b, device)) for layer, (a, b) in pairs.items()}
 
     @torch.no_grad()
-    def _whole(self, weights: Sequence[nn.Parameter], dtype: torch.dtype) -> list[Tensor]:
-        device = self.device_mesh.device_type  # weights may be offloaded, and collectives need them on the device
-        # one cast and one copy to the host: 500, one after the other, take longer than their bytes
-        values = torch.cat([_gathered(weight, device).flatten() for weight in weights]).to(dtype).cpu()
-        parts = values.split([weight.numel() for weight in weights])
-        return [part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)]
+    def whole_head(self, name: str) -> dict[str, Tensor]:
+        """Return the weights of a critic's value head, in host memory; {} for an actor. A collective."""
+        device = self.device_mesh.device_type
+        return {part: _gathered(weight, device).cpu() for part, weight in _head(self.module, name).items()}
 
-    def write(self, name: str, folder: Path, *, leads: bool, dtype: torch.dtype = torch.float32) -> None:
-        """Write the adapter as a PEFT folder, in the processes that lead. A collective."""
-        pairs, head = self.whole(name, dtype), self.whole_head(name)
-        if leads:
-            write_adapter(folder, self._adapter(name).shape, pairs, self.model_config.path)
-            if head:
-                save_file(head, folder / HEAD)
+    def make_file(self, name: str, folder: Path, dtype: torch.dtype) -> MappedWeights:
+        """Make a PEFT folder with an adapter of this one's shape, to be filled."""
+        pairs = {
+            layer: (torch.empty(a.shape, dtype=dtype), torch.empty(b.shape, dtype=dtype))
+            for layer, (a, b) in _weights(self.module, name).items()
+        }
+        write_adapter(folder, self._adapter(name).shape, pairs, self.model_config.path)
+        return MappedWeights(folder, dtype)
 
     def state_file(self, folder: Path) -> Path:
         """Return this rank's file of an optimizer's and a scheduler's state."""
@@ -133,7 +129,11 @@ class AdapterEngine(PolicyEngine):
         folder.mkdir(parents=True, exist_ok=True)
         state = {"optimizer": self.optimizers[name].state_dict(), "scheduler": self.schedulers[name].state_dict()}
         torch.save(state, self.state_file(folder))
-        self.write(name, folder, leads=self.rank == 0)
+        pairs, head = self.whole(name), self.whole_head(name)
+        if self.rank == 0:
+            write_adapter(folder, self._adapter(name).shape, pairs, self.model_config.path)
+            if head:
+                save_file(head, folder / HEAD)
 
     @torch.no_grad()
     def load(self, name: str, folder: Path) -> None:

@@ -6,9 +6,10 @@ without that name fails. The base is never written, neither to a checkpoint nor 
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from verl.utils.device import get_torch_device, set_expandable_segments
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import value_loss
 
+from recipe.dag.platform.adapter_weights import MappedWeights
 from recipe.dag.policy.adapter_config import TrainedAdapter
 from recipe.dag.policy.adapter_engine import AdapterEngine
 from recipe.dag.policy.safe_load import weights_only
@@ -39,6 +41,8 @@ class AdapterWorker(PolicyWorker):
         self.used: str | None = None
         """The adapter in use; None: the base."""
         self.scores: dict[str | None, list[float] | None] = {}
+        self.files: dict[str, MappedWeights] = {}
+        """The folders that servers read -> their weights."""
         super().__init__(config, role, **kwargs)
 
     def engine_class(self) -> type[AdapterEngine]:
@@ -109,17 +113,22 @@ class AdapterWorker(PolicyWorker):
         self.scores[name] = None
 
     @register(dispatch_mode=ONE_TO_ALL)
-    def write_adapters(self, folders: dict[str, str], stale: list[str]) -> None:
-        """Write adapters to these folders for this machine's servers, in the servers' type, and remove the folders
-        `stale`."""
-        hosts: list[str] = [""] * self.world_size
-        torch.distributed.all_gather_object(hosts, socket.gethostname())
-        leads = hosts.index(socket.gethostname()) == self.rank
-        half = get_torch_device() is not torch.cpu
-        for name, folder in folders.items():
-            self._engine.write(name, Path(folder), leads=leads, dtype=torch.bfloat16 if half else torch.float32)
-        for old in stale if leads else ():
-            shutil.rmtree(old, ignore_errors=True)
+    def write_adapter(self, name: str, folder: str, stale: list[str]) -> None:
+        """Write an actor's adapter to a folder for this machine's servers, in the servers' type. It becomes the one of
+        the folders `stale`, which no server reads any more."""
+        pairs = self._engine.whole(name)
+        if not self._leads:
+            return
+        for old in stale:
+            if folder not in self.files and old in self.files:
+                os.rename(old, folder)
+                self.files[folder] = self.files.pop(old)
+            else:
+                shutil.rmtree(old, ignore_errors=True)
+        if folder not in self.files:
+            dtype = torch.float32 if get_torch_device() is torch.cpu else torch.bfloat16
+            self.files[folder] = self._engine.make_file(name, Path(folder), dtype)
+        self.files[folder].fill(pairs)
 
     @register(dispatch_mode=ONE_TO_ALL, blocking=False)
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> None:  # verl's name
@@ -135,6 +144,13 @@ class AdapterWorker(PolicyWorker):
             released = ["kv_cache"] if rollout.custom["keeps_weights"] else ["weights", "kv_cache"]
             await self.rollout.resume(tags=released)
         set_expandable_segments(True)
+
+    @cached_property
+    def _leads(self) -> bool:
+        """Whether this is the first rank of its machine. A collective at first."""
+        hosts: list[str] = [""] * self.world_size
+        torch.distributed.all_gather_object(hosts, socket.gethostname())
+        return hosts.index(socket.gethostname()) == self.rank
 
     def _use(self, adapter: str | None) -> None:
         self._engine.use(adapter)

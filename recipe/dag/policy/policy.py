@@ -8,6 +8,9 @@ policy's workers.
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +74,8 @@ class PolicyRuntime:
         """The servers' name of the policy, if it is not their model."""
         self.processes: PolicyRuntime = self
         """Whose workers and servers the policy's are."""
+        self.seconds: dict[str, float] = {}
+        """Part of a sync -> the seconds that the last one took."""
 
     @property
     def has_workers(self) -> bool:
@@ -186,9 +191,16 @@ class PolicyRuntime:
     async def sync_weights(self, version: int) -> None:
         """Send the trainer's current weights to the servers as `version`, and wake them. Raises UserError if a server
         then has others."""
-        await asyncio.to_thread(run_sync, self.sync, version)
+        with self.timed("send"):
+            await asyncio.to_thread(run_sync, self.sync, version)
         self.version = version
         await self._check_canary(version)
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.seconds[part] = time.monotonic() - started
 
     async def _check_canary(self, version: int) -> None:
         if self.canary is not None:
@@ -249,6 +261,11 @@ class PolicyRuntime:
             self.workers.load_critic(str(folder / "critic"))
         if self.renews_reference:
             self.workers.load_reference(str(folder / "reference"))
+
+
+def sync_metrics(policies: Iterable[PolicyRuntime]) -> dict[str, float]:
+    """Return the seconds that the parts of the last syncs took."""
+    return {f"timing/{policy.name}.{part}": value for policy in policies for part, value in policy.seconds.items()}
 
 
 def run_sync(sync: CheckpointEngineManager, version: int) -> None:

@@ -24,7 +24,7 @@ from recipe.dag.episode.failure import most_frequent
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.episode.runner import EpisodeRunner
 from recipe.dag.policy.canary import canary_metrics
-from recipe.dag.policy.policy import PolicyRuntime
+from recipe.dag.policy.policy import PolicyRuntime, sync_metrics
 from recipe.dag.policy.scorer import ServerScorer
 from recipe.dag.policy.shards import check_written
 from recipe.dag.policy.snapshot import SnapshotPolicy
@@ -218,7 +218,7 @@ class Trainer:
         with Activity(f"step {step}: weights to the inference servers", enabled=self.config.rollout.progress):
             await self._sync_weights(step)
         metrics["timing/sync"] = time.monotonic() - mark
-        metrics |= canary_metrics([*self.trained, *self.snapshots])
+        metrics |= canary_metrics([*self.trained, *self.snapshots]) | sync_metrics(self.policies.values())
         self.complete, stopped = step, None
         try:
             metrics |= await self.stop.until_asked(self._evaluate(step))
