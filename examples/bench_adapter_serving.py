@@ -29,6 +29,7 @@ import random
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,8 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
         # as a run's servers, which have a place for the base
         options = options | {"enable_lora": True, "max_lora_rank": RANK, "max_loras_per_batch": len(names) + 1}
         options |= {"lora_target_modules": list(TARGETS)}
-    Engine.run_scheduler_process_func = staticmethod(run_scheduler_process)
+    scheduler = partial(run_scheduler_process, adapter_ranks=RANK * len(names))
+    Engine.run_scheduler_process_func = staticmethod(scheduler)
     started = time.monotonic()
     engine = Engine(
         model_path=args.model,

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,7 +112,8 @@ def serve(folder: Path) -> dict[str, Any]:
             log_probs = merged.cuda()(ids).logits[0, :-1].float().log_softmax(-1)
         return log_probs.gather(-1, ids[0, 1:, None])[:, 0].tolist()
 
-    Engine.run_scheduler_process_func = staticmethod(run_scheduler_process)
+    scheduler = partial(run_scheduler_process, adapter_ranks=sum(shape.rank for shape in shapes.values()))
+    Engine.run_scheduler_process_func = staticmethod(scheduler)
     engine = Engine(
         model_path=str(base),
         dtype="bfloat16",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import pickle
 import sys
 import threading
 from types import ModuleType, SimpleNamespace
@@ -125,10 +126,11 @@ def test_sglangs_scheduler_is_started_with_this_projects_changes(make_server):
 
     from recipe.dag.policy.sglang_scheduler import run_scheduler_process
 
-    server = make_server({}, RolloutMode.HYBRID)
+    server = make_server({"custom": {"policy": "base", "adapter_ranks": 24}}, RolloutMode.HYBRID)
     asyncio.run(server.launch_server(master_address="model"))
-    engine = sys.modules["sglang.srt.entrypoints.engine"]
-    assert vars(engine)["run_scheduler_process"] is run_scheduler_process
+    started = vars(sys.modules["sglang.srt.entrypoints.engine"])["run_scheduler_process"]
+    assert started.func is run_scheduler_process and started.keywords == {"adapter_ranks": 24}
+    pickle.dumps(started)  # for another process
 
 
 def test_prompts_of_a_full_server_wait_for_a_tenth_of_its_places(monkeypatch):

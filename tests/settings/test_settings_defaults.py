@@ -303,8 +303,8 @@ def test_servers_of_adapters_keep_their_base_where_it_fits(size, override, where
     lines = list(describe(decision, machine(1, size), run, flow))
     assert lines[-1] == f"servers of adapters keep their base {where} while they sleep"
     asleep = [phase.servers for phase in decision.memory[0].phases if phase.name != "rollout"]
-    pool = served_adapters(flow, "p0", size_of(flow.policies["p0"].model.path), None).pool
-    assert set(asleep) == {pool + (2 * 3_085_938_688 if where == "on the GPU" else 0)}
+    adapters = served_adapters(flow, "p0", size_of(flow.policies["p0"].model.path), None)
+    assert set(asleep) == {adapters + (2 * 3_085_938_688 if where == "on the GPU" else 0)}
 
 
 @pytest.mark.parametrize(("rank", "tokens"), [(32, 16384), (48, 12288)])
@@ -323,13 +323,13 @@ def test_servers_of_adapters_hold_a_pool_and_the_copies_of_dense_products(tmp_pa
     def servers(**sglang: str):
         run = compose_config("dag", ["workflow=w.yaml", "rollout.keep_base=false"])
         OmegaConf.update(run, "actor_rollout_ref.rollout.engine_kwargs.sglang", sglang, force_add=True)
-        memory = decide(run, flow, machine(1)).memory[0]
-        return memory.phases[-1].servers, memory.phases[-1].processes
+        return decide(run, flow, machine(1)).memory[0].phases[-1].servers
 
-    (pool, with_copies), (same, without) = servers(), servers(lora_backend="csgmv")
-    assert pool == same == 2 * 4 * 64 * 28 * (2 * 3584 + 2 * (3584 + 512) + 2 * 3584 + 3 * (3584 + 18944))
-    layer = 3 * 64 * (3584 + 2 * 512) + 64 * 3584 + 2 * 64 * 2 * 18944 + 64 * 3584  # as `Places` has it
-    assert with_copies - without == 2 * 4 * 28 * layer == pytest.approx(1.4e9, rel=0.01)
+    with_copies, pool = servers(), servers(lora_backend="csgmv")
+    assert pool == 2 * 4 * 64 * 28 * (2 * 3584 + 2 * (3584 + 512) + 2 * 3584 + 3 * (3584 + 18944))
+    a = 3 * 3584 + 3584 + 2 * 3584 + 18944  # as `Layer` has them
+    b = 3 * (3584 + 2 * 512) + 3584 + 2 * 2 * 18944 + 3584
+    assert with_copies - pool == 2 * 3 * 64 * 28 * (a + b) == pytest.approx(1.48e9, rel=0.01)
 
 
 def test_without_gpus_a_run_has_one_process_per_policy():

@@ -77,7 +77,11 @@ def host_config(
                 f"{key}.optimizer=AdamW and {key}.optimizer_impl=torch.optim there"
             )
     with open_dict(config):
-        rollout.custom = {"policy": base, "keeps_weights": bool(trained and config.rollout.keep_base)}
+        rollout.custom = {
+            "policy": base,
+            "keeps_weights": bool(trained and config.rollout.keep_base),
+            "adapter_ranks": sum(shape.rank for shape in shapes.values()),
+        }
         rollout.max_model_len = max(each.actor_rollout_ref.rollout.max_model_len for each in configs.values())
         rollout.load_format = "auto"  # the servers load the base themselves
         if platform != "cpu":

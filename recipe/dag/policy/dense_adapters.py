@@ -1,149 +1,245 @@
-"""SGLang's matrix products of adapters, as two dense products over the adapters of all places of its pool.
+"""SGLang's matrix products of adapters, as two dense products over the columns of all adapters of a batch.
 
 Invariant: a token's output gets the product of its own adapter's matrices alone, times its scaling; a token of the base
 gets none.
 
 SGLang 0.5.12's own kernels loop over a layer's inputs within one block of threads, for each segment of a few tokens.
-Two products of cuBLAS over all places of the pool, between which the other adapters' columns are set to zero, compute
-(places x rank) columns where (rank) were enough, but these are few beside the layer's own.
+Two products of cuBLAS, between which the other adapters' columns are set to zero, compute as many columns as the ranks
+of all adapters have together where those of one were enough, but these are few beside the layer's own.
+
+SGLang's pool pads each adapter to the largest rank. The products read copies without that padding, whose shapes and
+addresses CUDA graphs hold. A batch that needs more columns than there are, as with two versions of each adapter, is
+computed from the pool, one adapter after the other and without a CUDA graph.
 
 SGLang is imported by the functions that need it: `register` is called in the process of SGLang's scheduler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 NAME = "dense"
 
 
-class Places:
-    """The matrices B of one layer, [places * parts * rank, out]: the rows of a place are its adapter's.
+class Adapter(NamedTuple):
+    place: int
+    """In SGLang's pool."""
+    rank: int
+    scaling: float
 
-    A layer of several parts (q, k and v) has a pair of matrices for each. SGLang's A is [places, parts * rank, in]; an
-    adapter of a smaller rank has its parts at the beginning, one after the other.
-    """
 
-    def __init__(self, b: torch.Tensor, ends: Sequence[int], width: int):
-        """`b`: SGLang's buffer [places, out, rank]. `ends`: 0 and the parts' ends in `out`. `width`: parts * rank."""
-        self.b, self.parts = b, list(pairwise(map(int, ends)))
-        self.rows = b.new_zeros(b.shape[0], width, b.shape[1])
+class Layer:
+    """The matrices of one layer, which has one pair of them for each of its parts (q, k and v)."""
 
-    def load(self, place: int, rank: int) -> None:
-        """Take over an adapter that is in the pool; `rank` 0: the base."""
-        self.rows[place].zero_()
-        for number, (start, end) in enumerate(self.parts):
-            self.rows[place, number * rank : (number + 1) * rank, start:end] = self.b[place, start:end, :rank].T
+    def __init__(self, a: torch.Tensor, b: torch.Tensor, ends: Sequence[int], columns: int):
+        """`a`: SGLang's buffer [places, parts * largest rank, in]; an adapter of a smaller rank has its parts at the
+        beginning, one after the other. `b`: [places, out, largest rank]. `ends`: 0 and the parts' ends in `out`."""
+        self.a, self.b, self.parts = a, b, list(pairwise(map(int, ends)))
+        self.rows_a = a.new_zeros(len(self.parts), columns, a.shape[2])
+        self.rows_b = b.new_zeros(len(self.parts), columns, b.shape[1])
+        """Times the scaling; zero outside the part's own outputs."""
+
+    def load(self, adapter: Adapter, columns: torch.Tensor) -> None:
+        """Copy an adapter that is in the pool into `columns` [rank]."""
+        place, rank, scaling = adapter
+        self.rows_a[:, columns] = self.a[place, : len(self.parts) * rank].unflatten(0, (-1, rank))
+        for rows, (start, end) in zip(self.rows_b, self.parts, strict=True):
+            rows[columns, start:end] = self.b[place, start:end, :rank].T * scaling
+
+
+class Columns:
+    """Which adapter has which columns: the same on all ranks of a server, which add up what they computed in them."""
+
+    def __init__(self, number: int):
+        self.number, self.free = number, list(range(number))
+        self.held: dict[str, list[int]] = {}
+        """SGLang's id of an adapter, which names one version -> its columns; the least recently used is the first."""
+
+    def take(self, ranks: Mapping[str, int]) -> list[str] | None:
+        """Give the adapters of a batch their columns, if need be those of others. Return those that had none before;
+        None, and no change, if the batch needs more than there are."""
+        if sum(ranks.values()) > self.number:
+            return None
+        for name in ranks:
+            if name in self.held:
+                self.held[name] = self.held.pop(name)
+        new = [name for name in ranks if name not in self.held]
+        for name in new:
+            while len(self.free) < ranks[name]:
+                self.free += self.held.pop(next(iter(self.held)))
+            self.held[name], self.free = self.free[: ranks[name]], self.free[ranks[name] :]
+        return new
 
 
 class Products:
     """The products of one batch after another."""
 
-    def __init__(self, places: int, device: torch.device | str):
-        self.places, self.device = places, torch.device(device)
-        self.ranks = dict.fromkeys(range(places), 0)
-        self.layers: dict[int, Places] = {}
-        """Address of SGLang's B -> its rows here."""
-        self.scales = torch.zeros(0, places, device=self.device)
-        """[tokens, places]: the scaling of a token's adapter at its place, else 0."""
-        self.captured: torch.Tensor | None = None
+    def __init__(self, columns: int, device: torch.device | str):
+        """`columns`: the ranks of the adapters that a batch usually has, together."""
+        self.columns, self.device = Columns(-(-columns // 8) * 8), torch.device(device)  # cuBLAS reads 16 bytes at once
+        self.layers: dict[int, Layer] = {}
+        """Address of SGLang's A, and of its B -> the layer."""
+        self.owners = torch.full((self.columns.number,), -1, device=self.device)
+        """[columns]: the first column of the same adapter; -1: nobody's."""
+        self.masks: dict[int, torch.Tensor] = {}
+        """Number of parts -> [tokens, parts * columns]: 1 where the column is of the token's adapter, else 0."""
+        self.captured: dict[int, torch.Tensor] = {}
         """The same for CUDA graphs, which read it at one address."""
-        self.alone: tuple[int, float] | None = None
-        """The place and the scaling of the only adapter of the batch."""
+        self.one_by_one: list[tuple[slice | torch.Tensor, Adapter]] | None = None
+        """The rows of an adapter's tokens, all of a batch that has no other adapter; None: computed in columns."""
 
-    def load(self, place: int, rank: int) -> None:
-        self.ranks[place] = rank
-        for layer in self.layers.values():
-            layer.load(place, rank)
+    def add(self, a: torch.Tensor, b: torch.Tensor, ends: Sequence[int]) -> None:
+        """Add a layer, as `Layer` takes it."""
+        self.layers[a.data_ptr()] = self.layers[b.data_ptr()] = Layer(a, b, ends, self.columns.number)
+
+    def capture(self, tokens: int) -> None:
+        """Make room for the masks of CUDA graphs of at most so many tokens."""
+        self.captured = self._new_masks(tokens)
 
     def prepare(
-        self, owners: Sequence[int], lengths: Sequence[int] | None, scalings: Sequence[float], *, in_graph: bool
+        self,
+        requests: Sequence[str | None],
+        lengths: Sequence[int] | None,
+        adapters: Mapping[str, Adapter],
+        *,
+        in_graph: bool,
     ) -> None:
-        """`owners` [requests]: the place of each request's adapter. `lengths`: its tokens, by default 1. `scalings`
-        [places]."""
-        self.alone = None if in_graph or len(set(owners)) != 1 else (owners[0], scalings[owners[0]])
-        if self.alone is not None:
+        """`requests`: the id of each one's adapter; None: the base. `lengths`: its tokens, by default 1. `adapters`:
+        those of the batch."""
+        lengths = [1] * len(requests) if lengths is None else lengths
+        alone = not in_graph and len(set(requests)) == 1
+        new = None if alone else self.columns.take({name: adapter.rank for name, adapter in adapters.items()})
+        if new is None:
+            owner = [name for name, length in zip(requests, lengths, strict=True) for _ in range(length)]
+            rows = {name: [row for row, each in enumerate(owner) if each == name] for name in adapters}
+            self.one_by_one = [
+                (slice(None) if alone else torch.tensor(rows[name], device=self.device), adapter)
+                for name, adapter in adapters.items()
+            ]
             return
-        index = torch.tensor(owners, dtype=torch.long)
-        if lengths is not None:
-            index = index.repeat_interleave(torch.tensor(lengths))
-        scales = torch.zeros(len(index), self.places, pin_memory=self.device.type == "cuda")
-        scales[torch.arange(len(index)), index] = torch.tensor(scalings, dtype=torch.float)[index]
-        if in_graph:
-            assert self.captured is not None
-            self.captured[: len(index)].copy_(scales, non_blocking=True)
-            self.scales = self.captured
-        else:
-            self.scales = scales.to(self.device, non_blocking=True)
+        self.one_by_one = None
+        if new:
+            self._load({name: adapters[name] for name in new})
+        first = [-2 if name is None else self.columns.held[name][0] for name in requests]
+        owners = torch.tensor(first, dtype=torch.long).repeat_interleave(torch.tensor(lengths, dtype=torch.long))
+        if self.device.type == "cuda":
+            owners = owners.pin_memory()
+        own = owners.to(self.device, non_blocking=True)[:, None] == self.owners
+        self.masks = self.captured if in_graph else self._new_masks(len(own))
+        for parts, mask in self.masks.items():
+            mask[: len(own)].unflatten(1, (parts, -1)).copy_(own[:, None])
 
     def shrink(self, x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-        """Return [tokens, places * parts * rank], or of the only place, for `x` [tokens, in]."""
-        if self.alone is not None:
-            place, scaling = self.alone
-            return (x @ a[place].T).mul_(scaling)
-        h = x @ a.flatten(0, 1).T
-        h.view(len(x), self.places, -1).mul_(self.scales[: len(x), :, None])
+        """Return the input of `expand`, [tokens, _], for `x` [tokens, in]."""
+        layer = self.layers[a.data_ptr()]
+        parts = len(layer.parts)
+        if self.one_by_one is None:
+            return (x @ layer.rows_a.flatten(0, 1).T).mul_(self.masks[parts][: len(x)])
+        h = x.new_empty(len(x), parts * max((adapter.rank for _, adapter in self.one_by_one), default=1))
+        for rows, (place, rank, _) in self.one_by_one:
+            own = x[rows] @ a[place, : parts * rank].T
+            if isinstance(rows, slice):
+                return own
+            h[rows, : parts * rank] = own
         return h
 
-    def expand(self, h: torch.Tensor, b: torch.Tensor, ends: Sequence[int], output: torch.Tensor) -> torch.Tensor:
+    def expand(self, h: torch.Tensor, b: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         """Add the adapters' part to `output` [tokens, out], in place."""
-        layer = self.layers.get(b.data_ptr())
-        if layer is None:
-            width = h.shape[1] if self.alone is not None else h.shape[1] // self.places
-            layer = self.layers[b.data_ptr()] = Places(b, ends, width)
-            for place, rank in self.ranks.items():
-                layer.load(place, rank)
-        rows = layer.rows.flatten(0, 1) if self.alone is None else layer.rows[self.alone[0]]
-        return output.addmm_(h, rows)
+        layer = self.layers[b.data_ptr()]
+        if self.one_by_one is None:
+            return output.addmm_(h, layer.rows_b.flatten(0, 1))
+        for rows, (place, rank, scaling) in self.one_by_one:
+            for number, (start, end) in enumerate(layer.parts):
+                own = h[rows, number * rank : (number + 1) * rank]
+                added = output[rows, start:end].addmm_(own, b[place, start:end, :rank].T, alpha=scaling)
+                if not isinstance(rows, slice):  # not a view
+                    output[rows, start:end] = added
+        return output
+
+    def _new_masks(self, tokens: int) -> dict[int, torch.Tensor]:
+        layers = {len(layer.parts): layer for layer in self.layers.values()}
+        columns = self.columns.number
+        return {parts: layer.rows_a.new_zeros(tokens, parts * columns) for parts, layer in layers.items()}
+
+    def _load(self, adapters: Mapping[str, Adapter]) -> None:
+        """Copy adapters that have been given columns."""
+        for name, adapter in adapters.items():
+            columns = torch.tensor(self.columns.held[name], device=self.device)
+            for layer in {id(layer): layer for layer in self.layers.values()}.values():
+                layer.load(adapter, columns)
+        owners = torch.full_like(self.owners, -1, device="cpu")
+        for columns in self.columns.held.values():
+            owners[columns] = columns[0]
+        self.owners.copy_(owners)
 
 
-def register() -> None:
-    """Give SGLang the back end."""
+def register(columns: int | None = None) -> None:
+    """Give SGLang the back end. `columns`: the ranks of the adapters that a batch usually has, together; None: room for
+    all of SGLang's pool."""
     from sglang.srt.lora.backend.lora_registry import register_lora_backend
-    from sglang.srt.lora.mem_pool import LoRAMemoryPool
+    from sglang.srt.lora.lora_manager import LoRAManager
+    from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner
 
-    backends: list[Any] = []
-    backend = _backend(backends)
+    backend = _backend()
     register_lora_backend(NAME)(lambda: backend)
-    load = LoRAMemoryPool.load_lora_weight_to_buffer
+    update, can_run = LoRAManager.update_lora_info, CudaGraphRunner.can_run
 
-    def load_and_follow(self: Any, uid: Any, buffer_id: int, lora_adapter: Any, *rest: Any, **named: Any) -> None:
-        load(self, uid, buffer_id, lora_adapter, *rest, **named)
-        for each in backends:
-            each.products.load(buffer_id, 0 if uid is None else lora_adapter.config.r)
+    def update_and_copy(self: Any) -> None:
+        update(self)
+        if isinstance(self.lora_backend, backend):
+            self.lora_backend.products = _products(columns, self)
 
-    LoRAMemoryPool.load_lora_weight_to_buffer = load_and_follow
+    def can_run_in_columns(self: Any, forward_batch: Any) -> bool:
+        own: Any = self.model_runner.lora_manager.lora_backend if forward_batch.lora_ids else None
+        if isinstance(own, backend) and own.products.one_by_one is not None:
+            return False
+        return can_run(self, forward_batch)
+
+    LoRAManager.update_lora_info, CudaGraphRunner.can_run = update_and_copy, can_run_in_columns
 
 
-def _backend(made: list[Any]) -> type:
-    """Return SGLang's form of a back end, whose objects are added to `made`."""
+def _products(columns: int | None, manager: Any) -> Products:
+    """Return the products of an SGLang's layers with adapters."""
+    from sglang.srt.lora.utils import LoRAType, get_target_module_name
+
+    pool = manager.memory_pool
+    products = Products(columns or pool.max_loras_per_batch * pool.max_lora_rank, manager.device)
+    for number, modules in enumerate(manager.lora_modules):
+        for name, module in modules.items():
+            if not hasattr(module, "output_offset_cpu"):
+                raise NotImplementedError(
+                    f"adapters of {name}, as of experts: set rollout.engine_kwargs.sglang.lora_backend=csgmv"
+                )
+            target = get_target_module_name(name, pool.target_modules)
+            a, b = (pool.get_tensor(target, number, kind) for kind in (LoRAType.LORA_A, LoRAType.LORA_B))
+            products.add(a, b, module.output_offset_cpu)
+    return products
+
+
+def _backend() -> Any:
+    """Return SGLang's form of the back end, a class. Its objects get their products when the pool has been made."""
     from sglang.srt.lora.backend.base_backend import BaseLoRABackend
 
     class Dense(BaseLoRABackend):
         name = NAME
+        products: Products
 
         def __init__(self, max_loras_per_batch: int, device: torch.device, **_: Any):
             super().__init__(max_loras_per_batch, device)
-            self.products = Products(max_loras_per_batch, device)
-            made.append(self)
 
         def init_cuda_graph_batch_info(self, max_bs_in_cuda_graph: int, num_tokens_per_bs: int) -> None:
-            rows = max_bs_in_cuda_graph * num_tokens_per_bs
-            self.products.captured = torch.zeros(rows, self.products.places, device=self.device)
-
-        def init_cuda_graph_moe_buffers(self, *_: Any, **__: Any) -> None:
-            raise NotImplementedError("adapters of experts: set rollout.engine_kwargs.sglang.lora_backend=csgmv")
+            self.products.capture(max_bs_in_cuda_graph * num_tokens_per_bs)
 
         def prepare_lora_batch(
             self,
             forward_batch: Any,
             weight_indices: list[int],
-            lora_ranks: Any,
+            lora_ranks: list[int],
             scalings: list[float],
             use_cuda_graph: bool,
         ) -> None:
@@ -151,17 +247,20 @@ def _backend(made: list[Any]) -> type:
             lengths = forward_batch.extend_seq_lens_cpu if mode.is_extend() else None
             if mode.is_target_verify():  # of drafts
                 lengths = [forward_batch.spec_info.draft_token_num] * len(weight_indices)
-            self.products.prepare(weight_indices, lengths, scalings, in_graph=use_cuda_graph)
+            adapters = {
+                name: Adapter(place, lora_ranks[place], scalings[place])
+                for name, place in zip(forward_batch.lora_ids, weight_indices, strict=True)
+                if name is not None
+            }
+            self.products.prepare(forward_batch.lora_ids, lengths, adapters, in_graph=use_cuda_graph)
             self.batch_info = SimpleNamespace(use_cuda_graph=use_cuda_graph)
             self.lm_head_batch_info = self.lm_head_pass_batch_infos = None
 
         def run_lora_a_sgemm(self, x: Any, weights: Any, *_: Any, **__: Any) -> Any:
             return self.products.shrink(x, weights)
 
-        def run_lora_b_sgemm(
-            self, x: Any, weights: Any, *_: Any, output_offset_cpu: Any, base_output: Any, **__: Any
-        ) -> Any:
-            return self.products.expand(x, weights, output_offset_cpu, base_output)
+        def run_lora_b_sgemm(self, x: Any, weights: Any, *_: Any, base_output: Any, **__: Any) -> Any:
+            return self.products.expand(x, weights, base_output)
 
         def run_qkv_lora(self, x: Any, qkv_lora_a: Any, qkv_lora_b: Any, **rest: Any) -> Any:
             return self.run_lora_b_sgemm(self.products.shrink(x, qkv_lora_a), qkv_lora_b, **rest)

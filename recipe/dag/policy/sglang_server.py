@@ -10,6 +10,7 @@ Qwen2.5-3B, and 0.7 s at the wake-up that the sync overwrites; without it both t
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import ray
@@ -53,7 +54,8 @@ class PolicyServer(AdapterServing, stock.SGLangHttpServer):
         stock.ServerArgs = Args if self._needs_copy() else ArgsWithoutCopy  # pyright: ignore[reportPrivateImportUsage]
         from sglang.srt.entrypoints import engine
 
-        engine.run_scheduler_process = run_scheduler_process  # verl reads it there
+        ranks = (self.config.custom or {}).get("adapter_ranks")
+        engine.run_scheduler_process = partial(run_scheduler_process, adapter_ranks=ranks)  # verl reads it there
         await asyncio.gather(*[worker.__ray_call__.remote(_nothing) for worker in self.workers])
         await super().launch_server(*args, **kwargs)
 

@@ -5,22 +5,10 @@ Invariant: as of `workflow.memory`, arithmetic on the sizes of models.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from recipe.dag.workflow.adapter_shape import ALL_LINEAR, critic_shape, shape_of
 from recipe.dag.workflow.model_size import ModelSize
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.trainer_memory import BF16
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """Bytes on each GPU of a server, which keeps them while it sleeps."""
-
-    pool: int = 0
-    """SGLang's pool of adapters, in the server's static share."""
-    copies: int = 0
-    """Of the matrices B, which dense products read (policy/dense_adapters.py), beside that share."""
 
 
 def critic_path(workflow: Workflow, name: str) -> str | None:
@@ -45,16 +33,20 @@ def adapter_parameters(workflow: Workflow, name: str, size: ModelSize) -> tuple[
     return own, size.adapter_parameters(critic_shape(shape, critic).rank, targets) + size.hidden + 1
 
 
-def served_adapters(workflow: Workflow, base: str, size: ModelSize, backend: str | None) -> Served:
-    """Return what servers of a policy's model hold of the adapters on it; an upper bound with tensor parallelism, which
-    divides most of it. `backend`: SGLang's `lora_backend`, None for dense products. Raises UserError as
-    `adapter_parameters` does."""
+def served_adapters(workflow: Workflow, base: str, size: ModelSize, backend: str | None) -> int:
+    """Return the bytes on each GPU that servers of a policy's model hold of the adapters on it, in their static share
+    and while they sleep; an upper bound with tensor parallelism, which divides most of it. `backend`: SGLang's
+    `lora_backend`, None for dense products. Raises UserError as `adapter_parameters` does."""
     adapters = {name: workflow.policies[name].lora for name in workflow.adapters_of(base)}
     ranks = [shape_of(lora, f"policies.{name}.lora.path").rank for name, lora in adapters.items() if lora is not None]
     if not ranks:
-        return Served()
-    places = BF16 * (len(ranks) + 1) * max(ranks)  # the base takes a place, too
-    # each of the parts q, k and v has the columns of all three, and each of gate and up those of both
-    columns = 3 * (size.query_width + 2 * size.key_value_width) + 2 * (2 * size.mlp_width) + 2 * size.hidden
-    copies = 0 if backend not in (None, "dense") else places * size.layers * columns
-    return Served(places * size.adapter_parameters(1), copies)
+        return 0
+    # SGLang's pool, in which the base takes a place, too
+    pool = (len(ranks) + 1) * max(ranks) * size.adapter_parameters(1)
+    if backend not in (None, "dense"):
+        return BF16 * pool
+    # the copies that dense products read (policy/dense_adapters.py), where each of the parts q, k and v has the outputs
+    # of all three, and each of gate and up those of both
+    inputs = 5 * size.hidden + size.query_width + size.mlp_width
+    outputs = 3 * (size.query_width + 2 * size.key_value_width) + 2 * (2 * size.mlp_width) + 2 * size.hidden
+    return BF16 * (pool + sum(ranks) * size.layers * (inputs + outputs))

@@ -14,7 +14,7 @@ from itertools import product
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.frozen import Frozen
-from recipe.dag.workflow.adapter_memory import Served, adapter_parameters, critic_path
+from recipe.dag.workflow.adapter_memory import adapter_parameters, critic_path
 from recipe.dag.workflow.model_size import ModelSize, UnknownSize, size_of
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.trainer_memory import (
@@ -176,8 +176,8 @@ class PolicyOnGpu:
     server_share: float = 0.5
     """Fraction of the memory that is free when the servers start, before division among the pool's policies."""
     tensor_parallel: int = 1
-    served: Served = Served()
-    """The adapters on it."""
+    served: int = 0
+    """Bytes of the adapters on it that its servers hold."""
     longest_row: int = 4096
 
     def learners(self) -> Iterator[Learner]:
@@ -282,7 +282,7 @@ def _problem(pool: Pool, phases: Sequence[Phase], cache: dict[str, int], availab
 def _processes(pool: Pool) -> int:
     context = CONTEXT + (NCCL if pool.gpus > 1 else 0)
     trainers = sum(policy.trainer is not None for policy in pool.policies)
-    return trainers * context + sum(CONTEXT + SERVER_BESIDE + policy.served.copies for policy in pool.policies)
+    return trainers * context + len(pool.policies) * (CONTEXT + SERVER_BESIDE)
 
 
 def _server_shares(pool: Pool, available: int) -> dict[str, int]:
@@ -294,7 +294,7 @@ def _server_shares(pool: Pool, available: int) -> dict[str, int]:
             taken += CONTEXT - BARE_CONTEXT + _resident(policy, pool.gpus)[0]
         share = max(available - taken - CONTEXT, 0) * policy.server_share / len(pool.policies)
         shares[policy.name] = int(share)
-        taken += CONTEXT + SERVER_BESIDE + policy.served.copies
+        taken += CONTEXT + SERVER_BESIDE
         if policy.trainer is None:  # servers of trained policies sleep until the first rollout
             taken += shares[policy.name]
     return shares
@@ -302,9 +302,7 @@ def _server_shares(pool: Pool, available: int) -> dict[str, int]:
 
 def _cache_tokens(policy: PolicyOnGpu, share: int) -> int:
     return (
-        (share - _served_weights(policy) - policy.served.pool)
-        * policy.tensor_parallel
-        // policy.size.cache_bytes_per_token
+        (share - _served_weights(policy) - policy.served) * policy.tensor_parallel // policy.size.cache_bytes_per_token
     )
 
 
@@ -316,7 +314,7 @@ def _asleep(policy: PolicyOnGpu, share: int) -> int:
     """Return the bytes of a server's share that it keeps while policies train."""
     if policy.trainer is None:  # servers of frozen policies never sleep
         return share
-    return policy.served.pool + (_served_weights(policy) if policy.keeps_weights else 0)
+    return policy.served + (_served_weights(policy) if policy.keeps_weights else 0)
 
 
 def _phases(pool: Pool, shares: dict[str, int]) -> Iterator[Phase]:
