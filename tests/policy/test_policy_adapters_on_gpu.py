@@ -38,6 +38,7 @@ def test_two_adapters_on_sglangs_server(tmp_path):
     for name in ("None", "a", "b"):
         assert found["first"][name] <= bound, "the log-probs are those of merged weights"
         assert found["synced"][name] <= bound
+        assert max(found["decoded"][name]) <= bound, "so are those of tokens that all three decode in one batch"
     assert found["distance"] > 2 * bound, "those of other weights are not"
     assert found["cached"] == [0, len(PROMPT) - 1, 0], "by the requests of the same adapter"
     assert found["others_equal"] == [True, True], "a sync of one adapter changes neither the base nor the other one"
@@ -53,17 +54,18 @@ class Stock:
     async def launch_server(self) -> None:
         self.tokenizer_manager = self.engine.tokenizer_manager
 
-    async def generate(self, prompt: list[int], start: int = 0) -> SimpleNamespace:
-        """start: the first token of the prompt whose log-prob is computed; -1: none is."""
+    async def generate(self, prompt: list[int], start: int = 0, new: int = 1) -> SimpleNamespace:
+        """start: the first token of the prompt whose log-prob is computed; -1: none is. new: tokens to sample."""
         from sglang.srt.managers.io_struct import GenerateReqInput
 
-        sampling = {"max_new_tokens": 1, "temperature": 1.0}
+        sampling = {"max_new_tokens": new, "temperature": 1.0, "ignore_eos": True}
         request = GenerateReqInput(
             input_ids=prompt, sampling_params=sampling, return_logprob=True, logprob_start_len=start
         )
         answer = await self.tokenizer_manager.generate_request(request, None).__anext__()
         log_probs = [row[0] for row in (answer["meta_info"].get("input_token_logprobs") or [])[1:]]
-        return SimpleNamespace(log_probs=log_probs, extra_fields={})
+        sampled = [(row[0], row[1]) for row in answer["meta_info"]["output_token_logprobs"]]
+        return SimpleNamespace(log_probs=log_probs, sampled=sampled, extra_fields={})
 
 
 class Server(AdapterServing, Stock): ...
@@ -103,11 +105,11 @@ def serve(folder: Path) -> dict[str, Any]:
         pairs = {layer: (x.bfloat16(), y.bfloat16()) for layer, (x, y) in pairs.items()}
         write_adapter(folder / f"{name}@{version}", shapes[name], pairs, str(base))
 
-    def expected(adapter: str | None) -> list[float]:
+    def expected(adapter: str | None, tokens: list[int] = PROMPT) -> list[float]:
         merged = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
         if adapter is not None:
             merge(merged, folder / adapter)
-        ids = torch.tensor([PROMPT]).cuda()
+        ids = torch.tensor([tokens]).cuda()
         with torch.no_grad():
             log_probs = merged.cuda()(ids).logits[0, :-1].float().log_softmax(-1)
         return log_probs.gather(-1, ids[0, 1:, None])[:, 0].tolist()
@@ -120,7 +122,7 @@ def serve(folder: Path) -> dict[str, Any]:
         skip_tokenizer_init=True,
         mem_fraction_static=0.2,
         enable_memory_saver=True,
-        disable_cuda_graph=True,
+        cuda_graph_max_bs=4,
         attention_backend="triton",  # which needs no other kernels
         sampling_backend="pytorch",
         log_level="error",
@@ -138,6 +140,19 @@ def serve(folder: Path) -> dict[str, Any]:
     def scores() -> dict[str | None, list[float]]:
         return {name: run(server.generate(PROMPT, adapter=name)).log_probs for name in (None, "a", "b")}
 
+    async def sample(names: list[str | None]) -> list[SimpleNamespace]:
+        return await asyncio.gather(*[server.generate(PROMPT, -1, 64, adapter=name) for name in names])
+
+    def decoded(versions: dict[str, str]) -> list[float]:
+        """Return the difference to merged weights for the base and each adapter."""
+        names = [None, *versions]
+        found = []
+        for name, answer in zip(names, run(sample(names)), strict=True):
+            log_probs, tokens = zip(*answer.sampled, strict=True)
+            true = expected(name and versions[name], [*PROMPT, *tokens])[-len(tokens) :]
+            found.append(difference(list(log_probs), true))
+        return found
+
     run(server.launch_server())
     sync("a", 1)
     sync("b", 1)
@@ -145,7 +160,9 @@ def serve(folder: Path) -> dict[str, Any]:
     cached = [answer.extra_fields["cached_tokens"] for answer in asked]
     first = scores()
     true = {name: expected(name and f"{name}@1") for name in first}
+    before = decoded({"a": "a@1", "b": "b@1"})
     sync("a", 2)
+    after = decoded({"a": "a@2", "b": "b@1"})
     synced = scores()
     true_then = true | {"a": expected("a@2")}
     try:  # SGLang counts this request of a@2 for ever
@@ -170,6 +187,7 @@ def serve(folder: Path) -> dict[str, Any]:
         "cached": cached,
         "first": {str(name): difference(first[name], true[name]) for name in first},
         "synced": {str(name): difference(synced[name], true_then[name]) for name in first},
+        "decoded": dict(zip(("None", "a", "b"), zip(before, after, strict=True), strict=True)),
         "distance": difference(synced["a"], true["a"]),
         "others_equal": [synced[name] == first[name] for name in (None, "b")],
         "next_load_s": sync_s,
