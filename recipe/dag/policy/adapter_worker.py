@@ -115,7 +115,8 @@ class AdapterWorker(PolicyWorker):
     @register(dispatch_mode=ONE_TO_ALL)
     def write_adapter(self, name: str, folder: str, stale: list[str]) -> None:
         """Write an actor's adapter to a folder for this machine's servers, in the servers' type. It becomes the one of
-        the folders `stale`, which no server reads any more."""
+        the folders `stale`, which no server reads any more: SGLang keeps parts of an adapter in its file's memory until
+        the version is unloaded, and no request outlives the sleep after the next version."""
         pairs = self._engine.whole(name)
         if not self._leads:
             return

@@ -114,12 +114,14 @@ class Products:
         lengths = [1] * len(requests) if lengths is None else lengths
         alone = not in_graph and len(set(requests)) == 1
         new = None if alone else self.columns.take({name: adapter.rank for name, adapter in adapters.items()})
+        if alone:
+            self.one_by_one = [(slice(None), adapter) for adapter in adapters.values()]
+            return
         if new is None:
             owner = [name for name, length in zip(requests, lengths, strict=True) for _ in range(length)]
             rows = {name: [row for row, each in enumerate(owner) if each == name] for name in adapters}
             self.one_by_one = [
-                (slice(None) if alone else torch.tensor(rows[name], device=self.device), adapter)
-                for name, adapter in adapters.items()
+                (torch.tensor(rows[name], device=self.device), adapter) for name, adapter in adapters.items()
             ]
             return
         self.one_by_one = None
@@ -195,7 +197,7 @@ def register(columns: int | None = None) -> None:
             self.lora_backend.products = _products(columns, self)
 
     def can_run_in_columns(self: Any, forward_batch: Any) -> bool:
-        own: Any = self.model_runner.lora_manager.lora_backend if forward_batch.lora_ids else None
+        own = getattr(getattr(self.model_runner, "lora_manager", None), "lora_backend", None)
         if isinstance(own, backend) and own.products.one_by_one is not None:
             return False
         return can_run(self, forward_batch)
