@@ -197,7 +197,7 @@ def register(columns: int | None = None) -> None:
             self.lora_backend.products = _products(columns, self)
 
     def can_run_in_columns(self: Any, forward_batch: Any) -> bool:
-        own = getattr(getattr(self.model_runner, "lora_manager", None), "lora_backend", None)
+        own: Any = getattr(getattr(self.model_runner, "lora_manager", None), "lora_backend", None)
         if isinstance(own, backend) and own.products.one_by_one is not None:
             return False
         return can_run(self, forward_batch)
