@@ -1,4 +1,4 @@
-"""verl's FSDP2 engines on packed rows: row offsets are computed once per micro-batch, log-probs without logits, and
+"""verl's FSDP2 engines on packed rows: inputs are prepared in host memory, log-probs computed without logits, and
 weights that a pass has gathered stay for its other micro-batches (`fsdp_config.reshard_after_forward=false`).
 
 Invariant: the engines compute the same results as verl's: rows, masks, losses, optimizer, checkpoints and every
@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -26,8 +27,9 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-from recipe.dag.policy import linear_head, recompute
+from recipe.dag.policy import jagged, linear_head, recompute
 from recipe.dag.policy.attention import VARLEN
+from recipe.dag.policy.jagged import lengths_of, offsets_of, pinned_to, positions_before
 from recipe.dag.policy.linear_head import Scored
 from recipe.dag.report.jsonfile import replace_file
 
@@ -45,8 +47,6 @@ if TYPE_CHECKING:
 
         def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None: ...
 
-        def forward_step(self, micro_batch: TensorDict, loss_function: Callable, forward_only: bool): ...
-
         def forward_backward_batch(self, data: TensorDict, loss_function: Callable, forward_only: bool): ...
 
         def _gradient_sync_context(self, *, is_last_micro_batch: bool) -> AbstractContextManager: ...
@@ -63,19 +63,34 @@ class PackedInputs(Engine):
     """Mixin for verl's engines: passes the offsets of packed rows to the model, so that no layer recomputes them, and
     prepares a micro-batch while the GPU computes the one before."""
 
-    def forward_step(self, micro_batch: TensorDict, loss_function: Callable, forward_only: bool):
-        # read here, where it is on the CPU: on the GPU, to read it waits for the micro-batch before
-        tu.assign_non_tensor(micro_batch, longest_row=int(offsets_of(micro_batch["input_ids"]).diff().max()))
+    def forward_step(self, micro_batch: TensorDict, loss_function: Callable | None, forward_only: bool):
+        """Compute what verl's does, which prepares the inputs on the GPU, and there reads sizes and the loss: each time
+        the host waits until the GPU has nothing left to do."""
+        inputs, output_args = self.prepare_model_inputs(micro_batch)
         if get_device_name() == "cuda":
-            micro_batch = micro_batch.pin_memory().to(get_device_id(), non_blocking=True)
-        return super().forward_step(micro_batch, loss_function, forward_only)
+            device = torch.device("cuda", get_device_id())
+            move = partial(pinned_to, device)
+            micro_batch = micro_batch.apply(move, device=device)
+            inputs = {name: _moved(part, move) for name, part in inputs.items()}
+            output_args = {name: _moved(part, move) for name, part in output_args.items()}
+        half = self._autocast_dtype != torch.float32
+        with torch.autocast(get_device_name(), dtype=self._autocast_dtype) if half else nullcontext():
+            output = self.module(**inputs, use_cache=False)
+            model_output = self.prepare_model_outputs(output, output_args, micro_batch, loss_function)
+            if loss_function is None:
+                assert forward_only
+                loss, metrics = torch.tensor(1.0), {}
+            else:
+                group = self.get_data_parallel_group()
+                loss, metrics = loss_function(model_output=model_output, data=micro_batch, dp_group=group)
+        return loss, {"model_output": utils.detach_tree(model_output), "loss": loss.detach(), "metrics": metrics}
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict, dict]:
         inputs, output_args = super().prepare_model_inputs(micro_batch)
         if tu.get_non_tensor_data(micro_batch, "use_remove_padding", True) and not self.pad_to_length:
-            cu_lens, longest = offsets_of(micro_batch["input_ids"]).to(torch.int32), micro_batch["longest_row"]
-            tokens = cast(Tensor, micro_batch["input_ids"]).values().shape[0]
-            if padding := -tokens % self.ulysses_sequence_parallel_size:
+            ids = cast(Tensor, micro_batch["input_ids"])
+            cu_lens, longest = offsets_of(ids).to(torch.int32), lengths_of(ids)[1]
+            if padding := -ids.values().shape[0] % self.ulysses_sequence_parallel_size:
                 # verl's, a row of its own, so that each rank has as many tokens
                 cu_lens = torch.cat([cu_lens, cu_lens[-1:] + padding])
             # transformers' names; without them every layer derives the offsets anew, and waits for the GPU to do so
@@ -227,11 +242,11 @@ def prepare_micro_batches(data: TensorDict, **options: Any) -> tuple[list[Tensor
 
     They are those of verl's function, which unbinds every column anew for every micro-batch: 1.2 s for 768 rows in 40
     micro-batches, in which the GPU waits. Here each column is split once."""
-    jagged = [name for name, column in data.items() if isinstance(column, torch.Tensor) and column.is_nested]
-    flat = all(data[name].dim() == 2 for name in jagged)  # positions of multimodal rows are [rows, axes, tokens]
+    names = [name for name, column in data.items() if isinstance(column, torch.Tensor) and column.is_nested]
+    flat = all(data[name].dim() == 2 for name in names)  # positions of multimodal rows are [rows, axes, tokens]
     if not (flat and tu.get_non_tensor_data(data, "use_dynamic_bsz", True)):
         return cast("tuple[list[TensorDict], None]", utils.prepare_micro_batches(data, **options))
-    others = [name for name in jagged if name != "input_ids"]
+    others = [name for name in names if name != "input_ids"]
     parts, indices = cast(
         "tuple[list[TensorDict], list[list[int]]]", utils.prepare_micro_batches(data.exclude(*others), **options)
     )
@@ -241,6 +256,23 @@ def prepare_micro_batches(data: TensorDict, **options: Any) -> tuple[list[Tensor
     return parts, indices
 
 
+def sampled_positions(input_ids: Tensor, response_mask: Tensor) -> Tensor:
+    """Return the positions [sampled], among the packed tokens, whose next token the policy sampled.
+
+    Both arguments are jagged, [rows, tokens]; the mask covers the last tokens of each row. If nothing was sampled, the
+    result is the first position, so that the parameters get a gradient on every rank.
+    """
+    positions = positions_before(input_ids, response_mask)
+    sampled = positions[response_mask.values() != 0]
+    return sampled if len(sampled) else positions.new_zeros(1)
+
+
+def _moved(part: Any, move: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(part, Scored):
+        return Scored(*[_moved(each, move) for each in (part.positions, part.tokens, part.temperature)])
+    return move(part) if isinstance(part, Tensor) else part
+
+
 def _cut(column: torch.Tensor, indices: Iterable[list[int]]) -> Iterator[torch.Tensor]:
     """Yield the jagged tensors of the rows at each of the `indices`."""
     lengths = offsets_of(column).diff().tolist()
@@ -248,29 +280,7 @@ def _cut(column: torch.Tensor, indices: Iterable[list[int]]) -> Iterator[torch.T
     for chosen in indices:
         sizes = [lengths[i] for i in chosen]
         offsets = torch.tensor([0, *accumulate(sizes)])
-        # with the longest length: without it, torch would pad a row to the length of all rows together
-        yield torch.nested.nested_tensor_from_jagged(
-            torch.cat([rows[i] for i in chosen]), offsets, min_seqlen=min(sizes), max_seqlen=max(sizes)
-        )
-
-
-def offsets_of(jagged: torch.Tensor) -> torch.Tensor:
-    """Return where the rows of a jagged tensor start and end, [rows + 1]."""
-    return jagged.offsets()  # pyright: ignore[reportAttributeAccessIssue]  # a method of nested tensors only
-
-
-def sampled_positions(input_ids: Tensor, response_mask: Tensor) -> Tensor:
-    """Return the positions [sampled], among the packed tokens, whose next token the policy sampled.
-
-    Both arguments are jagged, [rows, tokens]; the mask covers the last tokens of each row. If nothing was sampled, the
-    result is the first position, so that the parameters get a gradient on every rank.
-    """
-    row_ends, mask_ends = offsets_of(input_ids)[1:], offsets_of(response_mask)[1:]
-    mask = response_mask.values()
-    # a row and its mask end together, so this moves an index into the mask to the token before it in the packed row
-    shifts = (row_ends - mask_ends - 1).repeat_interleave(offsets_of(response_mask).diff())
-    sampled = (torch.arange(len(mask), device=mask.device) + shifts)[mask != 0]
-    return sampled if len(sampled) else shifts.new_zeros(1)
+        yield jagged.make(torch.cat([rows[i] for i in chosen]), offsets, (min(sizes), max(sizes)))
 
 
 def register(engine: type[FSDPEngineWithLMHead] = PolicyEngine) -> None:

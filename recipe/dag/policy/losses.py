@@ -16,8 +16,10 @@ from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 from verl.utils.metric import AggregationType, Metric
 from verl.utils.torch_functional import masked_mean
 from verl.workers.config import ActorConfig
+from verl.workers.utils import losses as stock
 from verl.workers.utils.losses import ppo_loss
-from verl.workers.utils.padding import response_from_nested
+
+from recipe.dag.policy.jagged import padded_responses, responses_of
 
 SUM = "on_policy_sum/"
 """Prefix of the metrics that `recipe.dag.train.metrics.on_policy_metrics` reads."""
@@ -26,8 +28,9 @@ DRIFT_CLIP = 1.0
 
 
 def register() -> None:
-    """Add the losses to verl's registry in this process."""
+    """Add the losses to verl's registry in this process, whose losses pad rows by this package."""
     register_policy_loss("cpgd")(cpgd)
+    setattr(stock, "no_padding_2_padding", padded_responses)  # noqa: B010  # a name that verl imports
 
 
 def actor_loss(
@@ -42,7 +45,7 @@ def actor_loss(
     metrics = {}
     if "old_log_probs" not in data:
         log_probs, mask = model_output["log_probs"].detach(), data["response_mask"]
-        data["old_log_probs"] = response_from_nested(log_probs, mask)
+        data["old_log_probs"] = responses_of(log_probs, mask)
         metrics = _sums(data["old_log_probs"], data["rollout_log_probs"], model_output["entropy"], mask)
         # only the metric needs it; verl's loss would keep its graph for a term of weight 0
         if not config.entropy_coeff:
@@ -54,18 +57,19 @@ def actor_loss(
 @torch.no_grad()
 def _sums(trainer: Tensor, server: Tensor, entropy: Tensor, mask: Tensor) -> dict[str, Metric]:
     """Return sums over the sampled tokens. All tensors are jagged; `entropy` covers prompts, too."""
-    sampled = mask.values() != 0
-    # float64: the correlation is a small difference of large sums
-    x, y = (values.values()[sampled].double() for values in (trainer, server))
-    entropies = response_from_nested(entropy, mask).values()[sampled]
+    sampled = mask.values().nonzero().squeeze(1)
+    columns = (trainer, server, responses_of(entropy, mask))
+    x, y, entropies = (values.values().index_select(0, sampled) for values in columns)
+    x, y = x.double(), y.double()  # the correlation is a small difference of large sums
     difference = (x - y).abs()
-    sums = {"tokens": sampled.sum(), "entropy": entropies.sum(), "difference": difference.sum()}
-    sums["kl"] = low_variance_kl(x - y).sum()
+    sums = {"entropy": entropies.sum(), "difference": difference.sum(), "kl": low_variance_kl(x - y).sum()}
     sums |= {"x": x.sum(), "y": y.sum(), "xx": (x * x).sum(), "yy": (y * y).sum(), "xy": (x * y).sum()}
     most = difference.max() if len(difference) else difference.new_zeros(())
+    *numbers, largest = torch.stack([*(value.double() for value in sums.values()), most]).tolist()  # read at once
+    named = {"tokens": len(sampled)} | dict(zip(sums, numbers, strict=True))
     return {
-        **{f"{SUM}{name}": Metric(AggregationType.SUM, value.item()) for name, value in sums.items()},
-        f"{SUM}most": Metric(AggregationType.MAX, most.item()),
+        **{f"{SUM}{name}": Metric(AggregationType.SUM, value) for name, value in named.items()},
+        f"{SUM}most": Metric(AggregationType.MAX, largest),
     }
 
 

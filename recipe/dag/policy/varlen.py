@@ -24,11 +24,11 @@ from recipe.dag.policy.attention import VARLEN
 
 
 def register() -> None:
-    """Register the attention in transformers as VARLEN, without a mask: row offsets separate the rows."""
-    from transformers import AttentionInterface, AttentionMaskInterface
+    """Register the attention in transformers as VARLEN. Row offsets separate the rows: it has no function for a mask,
+    for which models would look for the rows' starts, and wait for the GPU to find them."""
+    from transformers import AttentionInterface
 
     AttentionInterface.register(VARLEN, attend)
-    AttentionMaskInterface.register(VARLEN, lambda *args, **kwargs: None)
 
 
 def attend(
