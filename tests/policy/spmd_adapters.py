@@ -117,7 +117,7 @@ class Trainer:
     def base(self) -> dict:
         states = self.engine.module.state_dict()
         return {
-            name: value.full_tensor().clone()
+            name: whole(value).clone()
             for name, value in states.items()
             if ".lora_" not in name and not name.startswith("value_")
         }
@@ -129,6 +129,11 @@ class Trainer:
         return {layer: (a.clone(), b.clone()) for layer, (a, b) in whole.items()}
 
 
+def whole(value):
+    """Return the whole of a tensor that FSDP may have sharded."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
 def gradients(trainer: Trainer, adapter: str, seed: int) -> dict:
     """Return the gradients of an adapter, and of all other weights that got one."""
     found = {}
@@ -137,7 +142,7 @@ def gradients(trainer: Trainer, adapter: str, seed: int) -> dict:
     def record() -> float:
         for name, weight in trainer.engine.module.named_parameters():
             if weight.grad is not None:
-                found[name] = weight.grad.full_tensor().clone()
+                found[name] = whole(weight.grad).clone()
         return step()
 
     trainer.engine.optimizer_step = record

@@ -1,8 +1,9 @@
 """Several adapters on one frozen model in one FSDP2 engine, with an optimizer and a scheduler each.
 
 Invariant: a pass computes with the model and the adapter in use, or with the model alone; an update changes the adapter
-in use and nothing else. Adapters are fp32 and sharded like the model, whose names of weights stay. An adapter's history
-does not depend on the other adapters. The adapter of a critic has a value head in place of the output embeddings.
+in use and nothing else. Adapters are fp32 and sharded like the model, whose names of weights stay; on one rank, neither
+is. An adapter's history does not depend on the other adapters. The adapter of a critic has a value head in place of the
+output embeddings.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config.optimizer import build_optimizer
+from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
 
 from recipe.dag.platform.adapter_weights import MappedWeights, Pairs, read_adapter, write_adapter
@@ -43,6 +45,14 @@ class AdapterEngine(PolicyEngine):
         module = super()._build_module()
         self.active = install(module, self.adapters, seed=self.engine_config.seed)
         return module
+
+    def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        original = transformer_impl.apply_fsdp2
+        try:
+            transformer_impl.apply_fsdp2 = partial(_shard, original)
+            return super()._build_fsdp_module(module)
+        finally:
+            transformer_impl.apply_fsdp2 = original
 
     def _build_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
@@ -152,6 +162,19 @@ class AdapterEngine(PolicyEngine):
         state = torch.load(self.state_file(folder), weights_only=True)
         self.optimizers[name].load_state_dict(state["optimizer"])
         self.schedulers[name].load_state_dict(state["scheduler"])
+
+
+def _shard(apply_fsdp2: Any, module: nn.Module, options: dict[str, Any], config: Any) -> None:
+    """Shard the module as verl does. On one rank, FSDP shards nothing, and would copy the base and all adapters for
+    each pass: it leaves them alone unless it has to cast the base, or to fetch it from host memory."""
+    dtype, frozen = options["mp_policy"].param_dtype, (each for each in module.parameters() if not each.requires_grad)
+    if (
+        options["mesh"].size() == 1
+        and options["offload_policy"] is None
+        and all(each.dtype == dtype for each in frozen)
+    ):
+        options = options | {"ignored_params": set(module.parameters())}
+    apply_fsdp2(module, options, config)
 
 
 def _weights(module: nn.Module, name: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:

@@ -131,8 +131,10 @@ class _Adapted(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, scale: float, *weights: Tensor) -> tuple[Tensor, ...]:
         w, biases, a, b = (weights[part::4] for part in range(4))
-        # the norms of some models return fp32 under autocast, which casts for no product in place
-        flat, joined = hidden.reshape(-1, hidden.shape[-1]).to(w[0].dtype), torch.cat(a)
+        # the norms of some models return fp32 under autocast, which casts for no product in place; autograd casts the
+        # gradients of fp32 matrices back
+        flat, joined = hidden.reshape(-1, hidden.shape[-1]).to(w[0].dtype), torch.cat(a).to(w[0].dtype)
+        b = [each.to(w[0].dtype) for each in b]
         low = (flat @ joined.T).mul_(scale)
         results = []
         for weight, bias, own, part in zip(w, biases, b, low.split(len(a[0]), 1), strict=True):
