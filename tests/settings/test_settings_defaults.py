@@ -307,8 +307,10 @@ def test_servers_of_adapters_keep_their_base_where_it_fits(size, override, where
     assert set(asleep) == {adapters + (2 * 3_085_938_688 if where == "on the GPU" else 0)}
 
 
-@pytest.mark.parametrize(("rank", "tokens"), [(32, 16384), (48, 12288)])
-def test_micro_batches_make_room_for_the_base_of_adapters(rank, tokens, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("rank", "tokens"), [(64, 16384), (88, 12288), (128, 12288)], ids=["enough", "for the base", "for activations"]
+)
+def test_micro_batches_make_room_for_the_base_of_adapters_and_their_activations(rank, tokens, monkeypatch, tmp_path):
     monkeypatch.setattr("recipe.dag.settings.defaults.liger_is_installed", lambda: True)
     loras = {name: {"lora": {"base": "p0", "rank": rank}} for name in "abc"}
     flow = flow_of(frozen=True, model=write_config(tmp_path / "3b", QWEN["3b"]), **loras)

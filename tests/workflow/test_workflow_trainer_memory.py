@@ -132,3 +132,9 @@ def test_pinned_tensors_are_rounded_up_to_powers_of_two(three):
 def test_fsdps_own_offloading_keeps_one_layers_weights_and_no_optimizer(three):
     (backward,) = update_phases(three, 1, TrainerOptions(4096, offload_policy=True))
     assert backward.name == "backward" and backward.optimizer == 0 and backward.used < 5 * GB
+
+
+def test_a_single_gpu_holds_the_base_of_adapters_once(three):
+    one, two = (update_phases(three, gpus, TrainerOptions(4096, adapters=1000, reshard=False))[0] for gpus in (1, 2))
+    assert one.weights == 2 * three.parameters + (4 + 2) * 1000
+    assert two.weights == one.weights // 2 - 1000 + 2 * three.parameters

@@ -45,8 +45,7 @@ MLP_ONLY = "model.recompute_mlp_only"
 SPARE = 0.1
 """Share of a GPU that stays free when layers keep more activations: speed alone should not fill a GPU."""
 HOST_BESIDE = 15 * GB
-"""Host memory in bytes per policy and GPU: its trainer, its server and a share of the driver's (measured with three
-policies of 3B on one GPU)."""
+"""Host bytes per policy and GPU: its trainer, its server, a share of the driver's (measured: three of 3B on one GPU)."""
 RAY_KILLS_AT = 0.95
 """Share of the host's memory at which Ray ends workers (`RAY_memory_usage_threshold`)."""
 
@@ -131,9 +130,8 @@ def decide(config: DictConfig, workflow: Workflow, machine: Machine, *, visible:
         raise UserError("trainer.n_gpus_per_node: no GPU is visible here; pass a number, or run on a GPU host")
     gpus = visible if configured is None else int(configured)
     longest = longest_row(config)
-    tokens = default_tokens(longest)
     available = _gpu_bytes(config, machine, gpus)
-    decision = Decision(gpus=gpus, tokens=tokens, offload=None, all_visible=configured is None)
+    decision = Decision(gpus=gpus, tokens=default_tokens(longest), offload=None, all_visible=configured is None)
     if available is None:
         return replace(decision, unknown="the memory of the GPUs is unknown")
     try:
@@ -150,17 +148,21 @@ def decide(config: DictConfig, workflow: Workflow, machine: Machine, *, visible:
     once = replace(decision, reduce_once=True)
     if not any(PolicyKeys(config, workflow, name)[OFFLOAD_POLICY] for name in workflow.trained_policies()):
         decision = once if _leaves_spare(config, workflow, once, available) else decision
-    pools = _pools(config, workflow, decision)
-    return replace(decision, memory=tuple(judge_pool(pool, available) for pool in pools))
+    return replace(decision, memory=tuple(judge_pool(pool, available) for pool in _pools(config, workflow, decision)))
 
 
 def _with_kept_base(config: DictConfig, workflow: Workflow, decision: Decision, available: int) -> Decision:
     """Return `decision` with servers that keep the base of adapters on the GPU, if it fits, if need be beside three
     quarters of the tokens: copying a base to the host and back takes longer than smaller micro-batches do."""
-    kept, smaller = replace(decision, keep_base=True), decision.tokens * 3 // 4
-    may_shrink = smaller >= longest_row(config) and _is_open(config, workflow, "actor.ppo_max_token_len_per_gpu")
-    choices = (kept, replace(kept, tokens=smaller))[: 1 + may_shrink]
+    choices = _or_smaller(config, workflow, replace(decision, keep_base=True))
     return next((each for each in choices if _fits(config, workflow, each, available)), decision)
+
+
+def _or_smaller(config: DictConfig, workflow: Workflow, decision: Decision) -> list[Decision]:
+    """Return `decision`, and the same with three quarters of the tokens if a row and the configuration allow it."""
+    smaller = replace(decision, tokens=decision.tokens * 3 // 4)
+    is_open = _is_open(config, workflow, "actor.ppo_max_token_len_per_gpu")
+    return [decision, smaller] if is_open and smaller.tokens >= longest_row(config) else [decision]
 
 
 def _fits(config: DictConfig, workflow: Workflow, decision: Decision, available: int) -> bool:
@@ -168,12 +170,14 @@ def _fits(config: DictConfig, workflow: Workflow, decision: Decision, available:
 
 
 def _with_least_recompute(config: DictConfig, workflow: Workflow, decision: Decision, available: int) -> Decision:
-    """Return `decision` with no recompute if that leaves `SPARE` free, or else of MLPs only in as many layers as do."""
+    """Return `decision` with no recompute if that leaves `SPARE` free, or else of MLPs only in as many layers as do.
+    For adapters, recompute is a third of all work, and three quarters of the tokens without it are faster."""
     mlp_only = {PolicyKeys(config, workflow, name)[MLP_ONLY] for name in workflow.trained_policies()}
     if _is_open(config, workflow, RECOMPUTE) and mlp_only == {None}:
-        without = replace(decision, checkpointing=False)
-        if _leaves_spare(config, workflow, without, available):
-            return without
+        adapters = all(workflow.policies[name].lora is not None for name in workflow.trained_policies())
+        for each in _or_smaller(config, workflow, replace(decision, checkpointing=False))[: 1 + adapters]:
+            if _leaves_spare(config, workflow, each, available):
+                return each
     if None not in mlp_only:
         return decision
     rooms = (_room_for_mlp_only(pool, available) for pool in _pools(config, workflow, decision))
@@ -223,8 +227,7 @@ def _is_open(config: DictConfig, workflow: Workflow, key: str) -> bool:
 
 def useful_tokens(pools: tuple[Pool, ...]) -> int:
     """Return the tokens of a micro-batch above which the largest trained model does not get faster."""
-    trained = [policy for pool in pools for policy in pool.policies if policy.trainer is not None]
-    largest = max((policy.size.parameters for policy in trained), default=0)
+    largest = max((policy.size.parameters for pool in pools for policy in pool.policies if policy.trainer), default=0)
     return next((tokens for parameters, tokens in TOKENS_OF_SMALL_MODELS if largest < parameters), TOKENS)
 
 
@@ -242,8 +245,7 @@ def _policy(config: DictConfig, workflow: Workflow, decision: Decision, name: st
     trained, size, keep = workflow.trained_on(name), size_of(policy.model.path), config.rollout.keep_base
     trainer = _trainer(keys, longest_row(config), decision, moments.actor) if trained else None
     if trainer is not None and policy.frozen:
-        parts = (sum(adapter_parameters(workflow, each, size)) for each in trained)
-        trainer = replace(trainer, adapters=sum(parts))
+        trainer = replace(trainer, adapters=sum(sum(adapter_parameters(workflow, each, size)) for each in trained))
     return PolicyOnGpu(
         name=name,
         size=size,
@@ -340,8 +342,7 @@ def describe(decision: Decision, machine: Machine, config: DictConfig, workflow:
     memory = f" of {' and '.join(dict.fromkeys(sizes))} GB" if sizes else ""
     all_visible = ", all that are visible" if decision.all_visible and machine.gpu_bytes else ""
     yield f"GPUs of each machine: {decision.gpus}{memory}{all_visible}"
-    trained = workflow.trained_policies()
-    if trained:
+    if trained := workflow.trained_policies():
         actor = config.actor_rollout_ref.actor
         offloads = [key for key in (*OFFLOADS, "offload_policy") if actor.fsdp_config.get(key)]
         size = f"{actor.ppo_max_token_len_per_gpu:,} tokens" if actor.use_dynamic_bsz else "by rows"

@@ -207,6 +207,8 @@ def update_phases(size: ModelSize, gpus: int, options: TrainerOptions, *, critic
         options = replace(options, mlp_only=0)
     activations = activation_bytes(size, options, head)
     gathered = root + UNSHARDED_LAYERS * layer if options.reshard else parameters
+    if options.adapters and gpus == 1 and not options.offload_policy:  # their engine gathers nothing, and casts A and B
+        gathered = options.adapters
     reduced = _states(parameters, options)[1] if options.reduce_once else trained
     backward = Phase(
         name="backward",
