@@ -6,10 +6,14 @@ come from host memory. While the host waits for a value, it gives the GPU no wor
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
+from verl.utils.tensordict_utils import index_select_tensor_dict
 
 
 def offsets_of(jagged: Tensor) -> Tensor:
@@ -27,6 +31,23 @@ def make(values: Tensor, offsets: Tensor, lengths: tuple[int, int]) -> Tensor:
 def lengths_of(jagged: Any) -> tuple[int, int]:
     """Return the lengths of the shortest and the longest row, which a tensor that was made here knows."""
     return jagged._get_min_seqlen(), jagged._get_max_seqlen()
+
+
+def select_rows(batch: TensorDict, indices: Iterable[int | Tensor]) -> TensorDict:
+    """Return the rows of a batch in host memory at the `indices`: verl's `index_select_tensor_dict`, which takes every
+    column of all rows apart each time: 1.2 s for 768 rows in 40 micro-batches, in which the GPU waits."""
+    chosen = [int(i) for i in indices]
+    # positions of multimodal rows are [rows, axes, tokens]
+    columns = [(name, column) for name, column in batch.items() if isinstance(column, Tensor) and column.is_nested]
+    names = [name for name, column in columns if column.dim() == 2]
+    selected = index_select_tensor_dict(batch.exclude(*names), chosen)
+    for name in names:
+        values, offsets = batch[name].values(), offsets_of(batch[name]).tolist()
+        sizes = [offsets[i + 1] - offsets[i] for i in chosen]
+        parts = [values[offsets[i] : offsets[i + 1]] for i in chosen]
+        # with the longest length: without it, torch would pad a row to the length of all rows together
+        selected[name] = make(torch.cat(parts), torch.tensor([0, *accumulate(sizes)]), (min(sizes), max(sizes)))
+    return selected
 
 
 def pinned_to(device: torch.device, column: Tensor) -> Tensor:
