@@ -47,12 +47,12 @@ class AdapterEngine(PolicyEngine):
         return module
 
     def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:
-        original = transformer_impl.apply_fsdp2
+        stock: Any = transformer_impl  # whose name this is
+        original, stock.apply_fsdp2 = stock.apply_fsdp2, partial(_shard, stock.apply_fsdp2)
         try:
-            transformer_impl.apply_fsdp2 = partial(_shard, original)
             return super()._build_fsdp_module(module)
         finally:
-            transformer_impl.apply_fsdp2 = original
+            stock.apply_fsdp2 = original
 
     def _build_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         self.optimizers: dict[str, torch.optim.Optimizer] = {}

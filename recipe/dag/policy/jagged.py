@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -42,7 +42,8 @@ def select_rows(batch: TensorDict, indices: Iterable[int | Tensor]) -> TensorDic
     names = [name for name, column in columns if column.dim() == 2]
     selected = index_select_tensor_dict(batch.exclude(*names), chosen)
     for name in names:
-        values, offsets = batch[name].values(), offsets_of(batch[name]).tolist()
+        column = cast(Tensor, batch[name])
+        values, offsets = column.values(), offsets_of(column).tolist()
         sizes = [offsets[i + 1] - offsets[i] for i in chosen]
         parts = [values[offsets[i] : offsets[i + 1]] for i in chosen]
         # with the longest length: without it, torch would pad a row to the length of all rows together
