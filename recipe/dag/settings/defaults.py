@@ -45,7 +45,7 @@ MLP_ONLY = "model.recompute_mlp_only"
 SPARE = 0.1
 """Share of a GPU that stays free when layers keep more activations: speed alone should not fill a GPU."""
 HOST_BESIDE = 15 * GB
-"""Host bytes per policy and GPU: its trainer, its server, a share of the driver's (measured: three of 3B on one GPU)."""
+"""Host bytes per policy and GPU: its trainer, its server, a share of the driver (measured: three of 3B on one GPU)."""
 RAY_KILLS_AT = 0.95
 """Share of the host's memory at which Ray ends workers (`RAY_memory_usage_threshold`)."""
 
