@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from verl.utils.metric import reduce_metrics
 from verl.workers.utils.padding import response_from_nested
 
 from recipe.dag.algorithms.base import Algorithm
+from recipe.dag.policy.jagged import make
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.train.metrics import on_policy_metrics
 from recipe.dag.train.packing import PAD, end_to_end, layout, scatter_back
@@ -228,8 +230,9 @@ def _assign_update(data: TensorDict, *, calculate_entropy: bool) -> None:
 
 
 def _nested(values: list[torch.Tensor]) -> torch.Tensor:
-    # not `nested_tensor`: rows of equal length would become dense, and the engine would require an attention mask
-    return torch.nested.as_nested_tensor(values, layout=torch.jagged)
+    # not torch's functions for lists: they check each row, and rows of equal length would become dense
+    lengths = [len(value) for value in values]
+    return make(torch.cat(values), torch.tensor([0, *accumulate(lengths)]), (min(lengths), max(lengths)))
 
 
 def as_tensor(values: list, dtype: type) -> torch.Tensor:
