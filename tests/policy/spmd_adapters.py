@@ -232,6 +232,12 @@ def run(rank: int, world: int, model: str, out: Path) -> None:
                 alone.update(name, seed)
         result["alone"][adapter.name] = alone.whole(adapter.name)
     resumed = made(every)
+    if world == 1:  # as if the other kind of engine had written it
+        file = together.engine.state_file(out / "mid" / "a")
+        state = torch.load(file, weights_only=True)
+        for moments in state["optimizer"]["state"].values():
+            moments |= {key: other_kind(moments[key], together.engine.device_mesh) for key in ("exp_avg", "exp_avg_sq")}
+        torch.save(state, file)
     for adapter in NAMES:
         resumed.worker.load_adapter(adapter, str(out / "mid" / adapter))
     for name, seed in HISTORY[MIDDLE:]:
@@ -241,6 +247,13 @@ def run(rank: int, world: int, model: str, out: Path) -> None:
     if rank == 0:
         torch.save(result, out / "result.pt")
     dist.destroy_process_group()
+
+
+def other_kind(value, mesh):
+    """Return a tensor of one rank that FSDP has not sharded as one that it has, and the other way round."""
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+    return value.to_local() if isinstance(value, DTensor) else distribute_tensor(value, mesh, [Replicate()])
 
 
 def equal(one: dict, other: dict) -> bool:

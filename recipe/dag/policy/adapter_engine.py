@@ -161,6 +161,7 @@ class AdapterEngine(PolicyEngine):
                 _fill(weight, saved_head[part].to(self.device_mesh.device_type))
         state = torch.load(self.state_file(folder), weights_only=True)
         self.optimizers[name].load_state_dict(state["optimizer"])
+        _shard_moments(self.optimizers[name])
         self.schedulers[name].load_state_dict(state["scheduler"])
 
 
@@ -175,6 +176,17 @@ def _shard(apply_fsdp2: Any, module: nn.Module, options: dict[str, Any], config:
     ):
         options = options | {"ignored_params": set(module.parameters())}
     apply_fsdp2(module, options, config)
+
+
+def _shard_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Shard the moments of one rank's file as their weights are: the engine that wrote it may have had FSDP shard them
+    (`_shard`), where this one does not, or the other way round."""
+    for weight, moments in optimizer.state.items():
+        for key, value in moments.items():
+            if isinstance(value, DTensor) and not isinstance(weight, DTensor):
+                moments[key] = value.to_local()
+            elif isinstance(weight, DTensor) and not isinstance(value, DTensor) and value.dim():  # not Adam's counter
+                moments[key] = distribute_tensor(value, weight.device_mesh, weight.placements)
 
 
 def _weights(module: nn.Module, name: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
