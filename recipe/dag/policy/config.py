@@ -116,16 +116,16 @@ def policy_config(
         make_absolute(config)
         for engine in (config.actor_rollout_ref.actor.fsdp_config, config.critic.fsdp):
             _apply_offload(engine, between_turns=offload_between_turns and platform != "cpu")
-            reduce_gradients_once(engine, processes)
+            reduce_gradients_once(engine, fits=processes == 1)
     return config
 
 
-def reduce_gradients_once(engine: DictConfig, processes: int) -> None:
-    """Set verl's `use_no_sync_for_gradient_accumulation` of an engine on so many processes, if it is null."""
-    # Until the last micro-batch, whole gradients stay on the GPU: no more than a single process has there anyway,
-    # unless FSDP2's offloading keeps gradients in host memory.
+def reduce_gradients_once(engine: DictConfig, *, fits: bool) -> None:
+    """Set verl's `use_no_sync_for_gradient_accumulation` of an engine, if it is null. `fits`: each GPU has room for
+    whole gradients until the last micro-batch; a single process has them anyway."""
     if engine.use_no_sync_for_gradient_accumulation is None:
-        engine.use_no_sync_for_gradient_accumulation = processes == 1 and not engine.offload_policy
+        # FSDP2's offloading keeps gradients in host memory
+        engine.use_no_sync_for_gradient_accumulation = fits and not engine.offload_policy
 
 
 def check_kernels(model: DictConfig, key: str, where: str = "") -> None:

@@ -111,12 +111,11 @@ class Products:
     ) -> None:
         """`requests`: the id of each one's adapter; None: the base. `lengths`: its tokens, by default 1. `adapters`:
         those of the batch."""
-        lengths = [1] * len(requests) if lengths is None else lengths
-        alone = not in_graph and len(set(requests)) == 1
-        new = None if alone else self.columns.take({name: adapter.rank for name, adapter in adapters.items()})
-        if alone:
+        if not in_graph and len(set(requests)) == 1:
             self.one_by_one = [(slice(None), adapter) for adapter in adapters.values()]
             return
+        lengths = [1] * len(requests) if lengths is None else lengths
+        new = self.columns.take({name: adapter.rank for name, adapter in adapters.items()})
         if new is None:
             owner = [name for name, length in zip(requests, lengths, strict=True) for _ in range(length)]
             rows = {name: [row for row, each in enumerate(owner) if each == name] for name in adapters}

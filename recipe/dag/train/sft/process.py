@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.platform.adapter_weights import target_layers
-from recipe.dag.policy.config import check_kernels, check_optimizer, prepare_model
+from recipe.dag.policy.config import check_kernels, check_optimizer, prepare_model, reduce_gradients_once
 from recipe.dag.policy.critic_config import FP32
 from recipe.dag.settings.defaults import SPARE
 from recipe.dag.train.models import load_model, skeleton
@@ -139,10 +139,9 @@ def _complete(config: DictConfig, processes: int) -> None:
             config.model.enable_gradient_checkpointing = not _fits(config, processes, checkpointing=False)
             layers = "all layers" if config.model.enable_gradient_checkpointing else "none"
             print(f"recomputed in the backward pass: {layers}")
-        if config.engine.use_no_sync_for_gradient_accumulation is None:
-            recompute = bool(config.model.enable_gradient_checkpointing)
-            whole = processes == 1 or _fits(config, processes, checkpointing=recompute, reduce_once=True)
-            config.engine.use_no_sync_for_gradient_accumulation = whole and not config.engine.offload_policy
+        recompute = bool(config.model.enable_gradient_checkpointing)
+        whole = processes == 1 or _fits(config, processes, checkpointing=recompute, reduce_once=True)
+        reduce_gradients_once(config.engine, fits=whole)
     check_kernels(config.model, "model")
     check_optimizer(config.optim, "optim")
 
