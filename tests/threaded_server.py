@@ -21,18 +21,21 @@ class ThreadedServer:
             self.port = free.getsockname()[1]
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
+        self._thread = threading.Thread()
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._loop.run_forever, daemon=True, name=type(self).__name__).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name=type(self).__name__)
+        self._thread.start()
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(30)  # a loop that still runs cannot be entered again
 
     def start(self) -> None:
         """Listen, again after `kill`."""
