@@ -186,6 +186,7 @@ def run(rank: int, world: int, tied: str, untied: str, out: Path) -> None:
         masks = [torch.tensor(row.response_mask).bool() for row in batch.rows]
         for key in ("old_log_probs", "ref_log_prob", "entropy", *(["values"] if worker.critic else [])):
             results[key] = torch.cat([column[mask] for column, mask in zip(columns[key], masks, strict=True)])
+        check_sent_weights(engine)
         results["weights"] = flat(engine.module.parameters())
         if worker.critic is not None:
             results["critic"] = flat(worker.critic.engine.module.parameters())
@@ -196,6 +197,20 @@ def run(rank: int, world: int, tied: str, untied: str, out: Path) -> None:
         if rank == 0:
             torch.save(results, out / f"{name}_{loss}.pt")
     dist.destroy_process_group()
+
+
+def check_sent_weights(engine) -> None:
+    """Servers get whole weights, those of matrices in their number format."""
+    import torch
+
+    engine.served_dtype, served = torch.bfloat16, engine.served_dtype
+    assert served == torch.float32, "that of the servers of this platform"
+    found, adapter = engine.get_per_tensor_param()
+    expected = {name: weight.full_tensor() for name, weight in engine.module.state_dict().items()}
+    for name, weight in found:
+        whole = expected.pop(name)
+        torch.testing.assert_close(weight, whole.bfloat16() if whole.dim() > 1 else whole, rtol=0, atol=0)
+    assert not expected and adapter is None
 
 
 def check_renewal(worker, policy, batch, folder: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,14 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id, get_device_name, get_torch_device, get_vendor
+from verl.utils.model import convert_weight_keys
 from verl.workers.engine import utils
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.engine.fsdp.utils import unfuse_moe_params
 
 from recipe.dag.policy import linear_head, recompute
 from recipe.dag.policy.attention import VARLEN
@@ -170,6 +173,8 @@ class PolicyEngine(QuantizedMoments, FullOffload, GatheredWeights, PackedInputs,
     """
 
     fused = False
+    served_dtype: torch.dtype | None = None
+    """The inference servers'; None: weights are sent as verl sends them."""
     holds_schedule = False
     """Whether another update of the same step follows: the learning rate changes once a step."""
 
@@ -191,6 +196,26 @@ class PolicyEngine(QuantizedMoments, FullOffload, GatheredWeights, PackedInputs,
                 linear_head.install(module, backend)
                 self.fused = True
         return module
+
+    def get_per_tensor_param(self, **kwargs: Any) -> tuple[Iterable[tuple[str, Tensor]], dict | None]:
+        """Return (name, whole weight) of each weight, and no configuration of an adapter.
+
+        verl gathers weights in the trainer's number format. Here a matrix is rounded to the servers' before it is
+        gathered, as the servers would round it: half of the bytes go between GPUs and to the servers.
+        """
+        if self.served_dtype is None:
+            return super().get_per_tensor_param(**kwargs)
+        weights = convert_weight_keys(self.module.state_dict(), self.module)
+        whole = ((name, self._whole(weight)) for name, weight in weights.items())
+        return unfuse_moe_params(whole, self.model_config.hf_config.model_type), None
+
+    def _whole(self, weight: Tensor) -> Tensor:
+        if not isinstance(weight, DTensor):
+            return weight
+        weight = weight.to(get_device_id(), non_blocking=True)
+        if weight.dim() > 1:  # servers keep some vectors in fp32
+            weight = weight.to(self.served_dtype)
+        return weight.full_tensor()
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict, dict]:
         inputs, output_args = super().prepare_model_inputs(micro_batch)

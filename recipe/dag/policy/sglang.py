@@ -1,13 +1,52 @@
-"""SGLang servers of several policies in one run.
+"""The trainer's side of SGLang servers: several policies in one run, and weights in few pieces.
 
 Invariant: verl names a policy's server `sglang_server_{rank}_{node}_{suffix}`, but its trainer-side adapter looks it up
-without the suffix; this adapter adds it. Nothing else differs from verl's adapter.
+without the suffix; this adapter adds it. verl's adapter sends a bucket of weights as one handle of GPU memory for each
+weight, which both processes open, wait for and close; here the weights of a bucket lie in one piece of memory. Nothing
+else differs from verl's adapter.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from typing import Any
+
 import ray
+import torch.distributed as dist
 import verl.workers.rollout.sglang_rollout.sglang_rollout as stock
+from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+from sglang.srt.utils import MultiprocessingSerializer
+from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
+from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+
+async def send_weights(
+    engine: Any, params_batch: list[tuple[str, Tensor]], device_mesh_key: str, device_mesh: DeviceMesh
+) -> None:
+    """Load these weights into the server behind `engine`, whose ranks have GPUs of `device_mesh`[`device_mesh_key`].
+
+    As SGLang's `update_weights`, which verl calls: every rank of the mesh calls it with the same names; the first one
+    sends. The memory can be used again when it returns: the server has copied the weights.
+    """
+    mesh = device_mesh[device_mesh_key]
+    monkey_patch_torch_reductions()  # handles name a GPU by its UUID: the server may see other GPUs
+    by_dtype = defaultdict(list)
+    for name, weight in params_batch:
+        by_dtype[weight.dtype].append((name, weight.detach()))  # of one size, so that each lies where it may
+    for weights in by_dtype.values():
+        bucket = FlattenedTensorBucket(named_tensors=weights)
+        part = {"flattened_tensor": bucket.get_flattened_tensor(), "metadata": bucket.get_metadata()}
+        parts = [None] * mesh.size() if mesh.get_local_rank() == 0 else None
+        dist.gather_object(MultiprocessingSerializer.serialize(part), parts, group=mesh.get_group(), group_dst=0)
+        if parts is not None:
+            # verl's adapter empties the server's cache after the last bucket
+            request = UpdateWeightsFromTensorReqInput(parts, load_format="flattened_bucket", flush_cache=False)
+            await engine.update_weights_from_tensor(request)
+
+
+stock.sgl_update_weights = send_weights  # pyright: ignore[reportPrivateImportUsage]
 
 
 class _SuffixedRay:

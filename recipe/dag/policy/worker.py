@@ -32,6 +32,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name, get_torch_device
 from verl.utils.distributed import initialize_global_process_group_ray
 from verl.utils.memory_utils import aggressive_empty_cache
+from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.losses import value_loss
@@ -103,6 +104,8 @@ class PolicyWorker(ActorRolloutRefWorker):
             assert self.actor is not None  # super().init_model() builds it for this role
             # instead of verl's own, with the dataclass that verl has made of the actor's configuration
             self.actor.set_loss_fn(partial(losses.actor_loss, config=self.loss_fn.keywords["config"]))
+            if self.config.rollout.quantization is None and not self._engine._qat_enabled:  # those read the trainer's
+                self._engine.served_dtype = PrecisionType.to_dtype(self.config.rollout.dtype)
         if self.critic_config is not None:
             value_model.register()
             config = omega_conf_to_dataclass(self.critic_config)
