@@ -1,4 +1,4 @@
-"""An SGLang server gets weights in one piece of memory for each number format. Here without SGLang."""
+"""An SGLang server gets weights in one piece of memory. Here without SGLang."""
 
 from __future__ import annotations
 
@@ -59,11 +59,8 @@ def stock(monkeypatch):
         vars(modules[name]).update(members)
         return modules[name]
 
-    def request(parts, **options):
-        return SimpleNamespace(serialized_named_tensors=parts, **options)
-
     found = module(STOCK, ServerAdapter=object, sgl_update_weights=None)
-    module("sglang.srt.managers.io_struct", UpdateWeightsFromTensorReqInput=request)
+    module("sglang.srt.managers.io_struct", UpdateWeightsFromTensorReqInput=SimpleNamespace)
     module("sglang.srt.utils", MultiprocessingSerializer=SimpleNamespace(serialize=pickle.dumps))
     module("sglang.srt.utils.patch_torch", monkey_patch_torch_reductions=lambda: None)
     module("sglang.srt.weight_sync.tensor_bucket", FlattenedTensorBucket=Bucket)
@@ -79,15 +76,15 @@ def stock(monkeypatch):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_bucket_is_one_piece_for_each_number_format_and_each_rank_gets_its_own(stock, monkeypatch, rank):
-    others = iter([{"embed": -WEIGHTS["embed"], "proj": -WEIGHTS["proj"]}, {"norm": -WEIGHTS["norm"]}])
+def test_a_bucket_is_one_piece_of_memory_and_each_rank_gets_its_own(stock, monkeypatch, rank):
+    others = {name: -WEIGHTS[name] for name in ("norm", "embed", "proj")}
     group, server = object(), Server(rank)
 
     def gather_object(part, parts, group, group_dst):
         """The other rank sends its own bucket."""
         assert group_dst == 0 and group is mesh.get_group()
         if parts is not None:
-            bucket = Bucket(list(next(others).items()))
+            bucket = Bucket(list(others.items()))
             parts[:] = [part, pickle.dumps({"flattened_tensor": bucket.flat, "metadata": bucket.metadata})]
 
     monkeypatch.setattr("torch.distributed.gather_object", gather_object)
@@ -95,7 +92,7 @@ def test_a_bucket_is_one_piece_for_each_number_format_and_each_rank_gets_its_own
     send = stock.sgl_update_weights
     asyncio.run(send(server, list(WEIGHTS.items()), device_mesh_key="infer_tp", device_mesh={"infer_tp": mesh}))
     sign = 1 if rank == 0 else -1
-    assert server.requests == 2 and list(server.weights) == ["embed", "proj", "norm"]
+    assert server.requests == 1 and list(server.weights) == ["norm", "embed", "proj"]
     for name, weight in server.weights.items():
         torch.testing.assert_close(weight, sign * WEIGHTS[name], rtol=0, atol=0)
 

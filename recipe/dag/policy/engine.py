@@ -205,7 +205,10 @@ class PolicyEngine(QuantizedMoments, FullOffload, GatheredWeights, PackedInputs,
         """
         if self.served_dtype is None:
             return super().get_per_tensor_param(**kwargs)
-        weights = convert_weight_keys(self.module.state_dict(), self.module)
+        names = {name for part in (self.module.named_parameters(), self.module.named_buffers()) for name, _ in part}
+        # a tied weight has two names in the state, of which servers need one, as model files have one
+        weights = {name: weight for name, weight in self.module.state_dict().items() if name in names}
+        weights = convert_weight_keys(weights, self.module)
         whole = ((name, self._whole(weight)) for name, weight in weights.items())
         return unfuse_moe_params(whole, self.model_config.hf_config.model_type), None
 

@@ -8,7 +8,6 @@ else differs from verl's adapter.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 import ray
@@ -32,18 +31,18 @@ async def send_weights(
     """
     mesh = device_mesh[device_mesh_key]
     monkey_patch_torch_reductions()  # handles name a GPU by its UUID: the server may see other GPUs
-    by_dtype = defaultdict(list)
-    for name, weight in params_batch:
-        by_dtype[weight.dtype].append((name, weight.detach()))  # of one size, so that each lies where it may
-    for weights in by_dtype.values():
-        bucket = FlattenedTensorBucket(named_tensors=weights)
-        part = {"flattened_tensor": bucket.get_flattened_tensor(), "metadata": bucket.get_metadata()}
-        parts = [None] * mesh.size() if mesh.get_local_rank() == 0 else None
-        dist.gather_object(MultiprocessingSerializer.serialize(part), parts, group=mesh.get_group(), group_dst=0)
-        if parts is not None:
-            # verl's adapter empties the server's cache after the last bucket
-            request = UpdateWeightsFromTensorReqInput(parts, load_format="flattened_bucket", flush_cache=False)
-            await engine.update_weights_from_tensor(request)
+    # the largest numbers first: so each weight starts at a multiple of its number's size
+    weights = sorted(params_batch, key=lambda each: -each[1].element_size())
+    bucket = FlattenedTensorBucket(named_tensors=[(name, weight.detach()) for name, weight in weights])
+    part = {"flattened_tensor": bucket.get_flattened_tensor(), "metadata": bucket.get_metadata()}
+    parts = [None] * mesh.size() if mesh.get_local_rank() == 0 else None
+    dist.gather_object(MultiprocessingSerializer.serialize(part), parts, group=mesh.get_group(), group_dst=0)
+    if parts is not None:
+        # verl's adapter empties the server's cache after the last bucket
+        request = UpdateWeightsFromTensorReqInput(
+            serialized_named_tensors=parts, load_format="flattened_bucket", flush_cache=False
+        )
+        await engine.update_weights_from_tensor(request)
 
 
 stock.sgl_update_weights = send_weights  # pyright: ignore[reportPrivateImportUsage]
