@@ -445,8 +445,7 @@ def test_each_call_of_an_episode_gets_the_mean_advantage_of_its_sampled_tokens(w
     assert second.advantage == values[4].item() and len(row.response_ids) == 5
     assert left_out.advantage is None and frozen.advantage is None
     step.batches["a"].columns |= {"entropy": [torch.arange(5) / 8], "old_log_probs": [torch.full((5,), -0.25)]}
-    step.episodes = {("u", 0): episode}
-    step.record_tokens()
+    step.record_tokens([episode])
     assert first.token_columns["entropy"] == [0.0, 0.125, 0.25] and second.token_columns["entropy"] == [0.5]
     assert second.token_columns["trainer_log_prob"] == [-0.25] and left_out.token_columns == {}
     assert second.token_columns["advantage"] == [round(values[4].item(), 6)]

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from torch import Tensor, as_tensor, cat
+import numpy as np
+from torch import Tensor, cat
 
+from recipe.dag.core.tensors import as_tensor
 from recipe.dag.types.row import Row
 
 SILENT = 1e-9
@@ -68,7 +70,7 @@ def lessons(rows: Sequence[Row], advantages: Sequence[Tensor], loss_agg: str) ->
     for row, values in zip(rows, advantages, strict=True):
         tokens = row.loss_mask()
         scale = 1.0 / max(sum(tokens), 1) if loss_agg == "seq-mean-token-mean" else 1.0
-        sums = [0.0, *(values.abs().double() * as_tensor(tokens)).cumsum(0).tolist()]
+        sums = [0.0, *(values.abs().double() * as_tensor(tokens, np.int64)).cumsum(0).tolist()]
         for call, (start, end) in zip(row.calls, row.spans(), strict=True):
             count, size = sum(tokens[start:end]), sums[end] - sums[start]
             if count:

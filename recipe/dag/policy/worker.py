@@ -5,7 +5,7 @@ FSDP2 engines for packed rows, the value engine, the attention, the losses, the 
 adapter that finds the policy's server. One process per rank holds all models of a policy, which take turns. Every
 process group of the process, also those that verl makes for its meshes, has the time-out `nccl_timeout`.
 No class of verl is replaced; a few names in its modules are: entries of its registry of rollouts, its selection and
-padding of rows, for adapters its sharding, and on a CPU its offloading.
+padding of rows, how weights are sent to SGLang, for adapters its sharding, and on a CPU its offloading.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Journal:
 
         Returns the number of lines written. A file that cannot be written causes one warning.
         """
-        kept = self._kept(step, episodes, split)
+        kept = self.kept(step, episodes, split)
         lines = (to_json({"step": step, "split": split} | record_of(episode)) + b"\n" for episode in kept)
         count = 0
         try:
@@ -85,7 +85,7 @@ class Journal:
         self._written.update((step, split, episode.forked is not None) for episode in kept[:count])
         return count
 
-    def _kept(self, step: int, episodes: Iterable[Episode], split: str) -> list[Episode]:
+    def kept(self, step: int, episodes: Iterable[Episode], split: str = "train") -> list[Episode]:
         """Return those of a step's `episodes` for which there is room. Forks are behind the episode that they
         repeat."""
         if self.max_per_step is None:

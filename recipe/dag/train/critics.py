@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from recipe.dag.core.tensors import as_tensor
 from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.types.row import Row
 from recipe.dag.workflow.agent_schema import Critic
@@ -65,7 +66,7 @@ def critic_batches(
 def value_metrics(batch: PolicyBatch) -> dict[str, float]:
     """Return how well the values predict the returns, over sampled tokens. Explained variance is 1 for a perfect
     prediction, 0 for one no better than the mean, and absent if all returns are equal."""
-    mask = torch.cat([torch.tensor(row.response_mask) for row in batch.rows]).bool()
+    mask = torch.cat([as_tensor(row.response_mask, bool) for row in batch.rows])
     values = torch.cat(batch.columns["values"])[mask].double()
     metrics = {"critic/value_mean": values.mean().item()}
     if "returns" in batch.columns:

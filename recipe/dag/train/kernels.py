@@ -20,6 +20,7 @@ from verl.utils.metric import reduce_metrics
 from verl.workers.utils.padding import response_from_nested
 
 from recipe.dag.algorithms.base import Algorithm
+from recipe.dag.core.tensors import as_tensor
 from recipe.dag.policy.jagged import make
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.train.metrics import on_policy_metrics
@@ -235,11 +236,6 @@ def _nested(values: list[torch.Tensor]) -> torch.Tensor:
     return make(torch.cat(values), torch.tensor([0, *accumulate(lengths)]), (min(lengths), max(lengths)))
 
 
-def as_tensor(values: list, dtype: type) -> torch.Tensor:
-    # numpy converts a list several times faster than torch does
-    return torch.from_numpy(np.array(values, dtype))
-
-
 def to_tensordict(rows: list[Row], order: list[int], *, pad_token_id: int, masked: bool = False) -> TensorDict:
     """Return prompts, responses, response_mask, loss_mask, input_ids, position_ids and rollout_log_probs of the rows in
     `order`, where PAD is a padding row.
@@ -249,16 +245,16 @@ def to_tensordict(rows: list[Row], order: list[int], *, pad_token_id: int, maske
     temperatures = []
     for index in order:
         row = rows[index] if index != PAD else None
-        prompt = as_tensor(row.prompt_ids if row else [pad_token_id], np.int64)
-        response = as_tensor(row.response_ids if row else [pad_token_id], np.int64)
+        prompt_ids, response_ids = (row.prompt_ids, row.response_ids) if row else ([pad_token_id], [pad_token_id])
+        ids = as_tensor([*prompt_ids, *response_ids], np.int64)
         mask = as_tensor((row.loss_mask() if masked else row.response_mask) if row else [0], np.int64)
         fields = {
-            "prompts": prompt,
-            "responses": response,
+            "prompts": ids[: len(prompt_ids)],
+            "responses": ids[len(prompt_ids) :],
             "response_mask": mask,
             "loss_mask": mask,
-            "input_ids": torch.cat([prompt, response]),
-            "position_ids": torch.arange(len(prompt) + len(response)),
+            "input_ids": ids,
+            "position_ids": torch.arange(len(ids)),
             "rollout_log_probs": as_tensor(row.rollout_log_probs if row else [0.0], np.float32),
         }
         for name, value in fields.items():

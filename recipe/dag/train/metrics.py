@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import torch
 
+from recipe.dag.core.tensors import as_tensor
 from recipe.dag.policy.losses import SUM, low_variance_kl
 from recipe.dag.types.record import Episode
 from recipe.dag.types.row import Row
@@ -17,7 +19,7 @@ from recipe.dag.types.row import Row
 def token_metrics(rows: list[Row], columns: dict[str, list[torch.Tensor]]) -> dict[str, float]:
     """Return counts, entropy, advantages, and the distance of the server's log-probs from the trainer's."""
     # what the data gave says nothing about the policy's samples
-    mask = torch.cat([torch.tensor([bit and not row.given for bit in row.response_mask]) for row in rows]).bool()
+    mask = torch.cat([as_tensor(row.response_mask, bool) & (not row.given) for row in rows])
     metrics = {
         "rows": float(len(rows)),
         "trained_tokens": float(sum(sum(row.loss_mask()) for row in rows)),
@@ -30,7 +32,7 @@ def token_metrics(rows: list[Row], columns: dict[str, list[torch.Tensor]]) -> di
         metrics |= {"advantage/mean": advantages.mean().item(), "advantage/max": advantages.abs().max().item()}
     if "old_log_probs" in columns and "entropy" in columns:  # log-probs without entropy are the server's own
         trainer = torch.cat(columns["old_log_probs"])[mask].double()
-        server = torch.cat([torch.tensor(row.rollout_log_probs) for row in rows])[mask].double()
+        server = torch.cat([as_tensor(row.rollout_log_probs, np.float32) for row in rows])[mask].double()
         metrics |= mismatch(trainer, server)
     if {"ref_log_prob", "old_log_probs"} <= columns.keys():
         log_ratio = torch.cat(columns["ref_log_prob"])[mask] - torch.cat(columns["old_log_probs"])[mask]
@@ -44,7 +46,7 @@ def call_advantages(rows: list[Row], advantages: list[torch.Tensor]) -> dict[tup
     `advantages` has one tensor of the response's length per row."""
     means = {}
     for row, values in zip(rows, advantages, strict=True):
-        mask = torch.tensor(row.response_mask).bool()
+        mask = as_tensor(row.response_mask, bool)
         for call, (start, end) in zip(row.calls, row.spans(), strict=True):
             sampled = values[start:end][mask[start:end]]
             if len(sampled):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import cast
@@ -21,6 +21,7 @@ import torch
 from recipe.dag.algorithms.estimate import credit_batch, estimate
 from recipe.dag.algorithms.mappo import Mappo
 from recipe.dag.core.errors import UserError
+from recipe.dag.core.tensors import as_tensor
 from recipe.dag.credit.agent_share import equal_weights, lessons, loss_shares, weighted
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.report.progress import TrainingPasses
@@ -29,7 +30,7 @@ from recipe.dag.train.alternation import actor_updates_at
 from recipe.dag.train.centralized_critic import JointHistory
 from recipe.dag.train.critics import CriticBatch, critic_batches, value_metrics
 from recipe.dag.train.given_rows import given_rows
-from recipe.dag.train.kernels import PolicyBatch, as_tensor
+from recipe.dag.train.kernels import PolicyBatch
 from recipe.dag.train.metrics import call_advantages, record_tokens, token_metrics
 from recipe.dag.train.paired_updates import update_in_steps
 from recipe.dag.train.role_baselines import Averages, RoleBaselines
@@ -296,10 +297,11 @@ class TrainingStep:
             if (episode := self.episodes.get((uid, index))) is not None:
                 episode.all_calls[position].advantage = mean
 
-    def record_tokens(self) -> None:
-        """Write the numbers of each call's tokens into its episode's record."""
+    def record_tokens(self, episodes: Iterable[Episode]) -> None:
+        """Write the numbers of each call's tokens into the records of these episodes."""
+        chosen = {(episode.uid, episode.index): episode for episode in episodes}
         for batch in self.batches.values():
-            record_tokens(batch.rows, batch.columns, self.episodes)
+            record_tokens(batch.rows, batch.columns, chosen)
 
     def _log_ratios(self, name: str) -> list[torch.Tensor]:
         """Return each token's log-prob under the policy minus that under its reference, one tensor per row."""

@@ -207,7 +207,7 @@ class Trainer:
         metrics["timing/gap"], mark = time.monotonic() - mark, time.monotonic()
         await training.run()
         if self.config.report.token_columns:
-            training.record_tokens()
+            training.record_tokens(self.journal.kept(step, episodes))
         metrics |= training.metrics()
         for policy in self.trained:
             await asyncio.to_thread(policy.renew_reference, step)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from recipe.dag.algorithms.blocks import Importance, Uncertainty
+from recipe.dag.core.tensors import as_tensor
 from recipe.dag.credit.agent_share import weighted
 from recipe.dag.credit.importance import importance_weights
 from recipe.dag.credit.uncertainty import surprise, uncertainty_weights
-from recipe.dag.train.kernels import PolicyBatch, as_tensor
+from recipe.dag.train.kernels import PolicyBatch
 
 
 def weigh_importance(batch: PolicyBatch, options: Importance) -> None:
