@@ -156,3 +156,12 @@ def score(model, seed: int) -> list[torch.Tensor]:
         log_probs = model(input_ids=ids).logits[0].float().log_softmax(-1)
         found.append(log_probs[len(row.prompt_ids) - 1 : -1].gather(1, ids[0, len(row.prompt_ids) :, None])[:, 0])
     return found
+
+
+def test_weights_that_fsdp_leaves_alone_are_not_loaded_again():
+    from recipe.dag.policy.adapter_engine import _load
+
+    module = torch.nn.Linear(2, 2)
+    address = module.weight.data_ptr()
+    _load(pytest.fail, module, module.state_dict(), None, None)
+    assert module.weight.data_ptr() == address

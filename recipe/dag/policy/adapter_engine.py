@@ -20,6 +20,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.device import get_device_id
 from verl.workers.config.optimizer import build_optimizer
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
@@ -47,12 +48,13 @@ class AdapterEngine(PolicyEngine):
         return module
 
     def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:
-        stock: Any = transformer_impl  # whose name this is
-        original, stock.apply_fsdp2 = stock.apply_fsdp2, partial(_shard, stock.apply_fsdp2)
+        stock: Any = transformer_impl  # whose names these are
+        shard, load = stock.apply_fsdp2, stock.fsdp2_load_full_state_dict
+        stock.apply_fsdp2, stock.fsdp2_load_full_state_dict = partial(_shard, shard), partial(_load, load)
         try:
             return super()._build_fsdp_module(module)
         finally:
-            stock.apply_fsdp2 = original
+            stock.apply_fsdp2, stock.fsdp2_load_full_state_dict = shard, load
 
     def _build_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
@@ -176,6 +178,15 @@ def _shard(apply_fsdp2: Any, module: nn.Module, options: dict[str, Any], config:
     ):
         options = options | {"ignored_params": set(module.parameters())}
     apply_fsdp2(module, options, config)
+
+
+def _load(load: Any, module: nn.Module, *rest: Any) -> None:
+    """Load the weights into the shards as verl does. Those that FSDP leaves alone only move to the device: loaded, all
+    of them would be there twice at the end."""
+    if any(isinstance(each, DTensor) for each in module.parameters()):
+        load(module, *rest)
+    else:
+        module.to(get_device_id())
 
 
 def _shard_moments(optimizer: torch.optim.Optimizer) -> None:
