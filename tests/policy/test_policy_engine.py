@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoModelForCausalLM
 
 from recipe.dag.policy import engine
@@ -127,3 +132,38 @@ def test_what_is_offloaded_leaves_the_gpu_after_the_optimizers_state_was_moved(m
     Engine().to("cpu")
     assert done == [("cpu", True, True), "synchronize", "empty"]
     assert issubclass(engine.PolicyEngine, engine.FullOffload) and issubclass(ValueEngine, engine.FullOffload)
+
+
+class Deferring:
+    """Reduces gradients as verl does."""
+
+    @contextmanager
+    def _gradient_sync_context(self, *, is_last_micro_batch):
+        self.module.set_requires_gradient_sync(is_last_micro_batch)
+        yield
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.unused = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, hidden):
+        return self.first(hidden)
+
+
+def test_gradients_are_reduced_once_beside_a_layer_that_no_pass_calls():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = Layers()
+        half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for module in (model.first, model.unused, model):
+            fully_shard(module, mesh=init_device_mesh("cpu", (1,)), mp_policy=half)
+        tested = type("Tested", (engine.GatheredWeights, Deferring), {})()
+        tested.module, tested.engine_config = model, SimpleNamespace(reshard_after_forward=True)
+        for last in (False, True):
+            with tested._gradient_sync_context(is_last_micro_batch=last):
+                model(torch.ones(1, 2)).sum().backward()
+        assert model.first.bias.grad.to_local().tolist() == [2.0, 2.0] and model.unused.bias.grad is None
+    finally:
+        dist.destroy_process_group()

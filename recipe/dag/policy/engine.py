@@ -122,9 +122,20 @@ class GatheredWeights(Engine):
     @contextmanager
     def _gradient_sync_context(self, *, is_last_micro_batch: bool) -> Iterator[None]:
         stay = not (self.engine_config.reshard_after_forward or is_last_micro_batch)
+        if not is_last_micro_batch:
+            self._gather_what_never_was()
         with super()._gradient_sync_context(is_last_micro_batch=is_last_micro_batch):
             self.module.set_reshard_after_backward(not stay)
             yield
+
+    def _gather_what_never_was(self) -> None:
+        """Gather once the weights of layers that no pass has called, as of a vision tower or of output embeddings below
+        a value head: where FSDP2 reduces no gradients, it fails for such layers (`to_accumulated_grad_if_needed`)."""
+        for module in self.module.modules():
+            group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+            if group is not None and not all(hasattr(each, "_unsharded_param") for each in group.fsdp_params):
+                module.unshard()
+                module.reshard()
 
     def forward_backward_batch(self, data: TensorDict, loss_function: Callable, forward_only: bool = False):
         try:
