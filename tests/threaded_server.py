@@ -4,21 +4,21 @@ other processes, can use it."""
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Coroutine
 from typing import Any, Self
 
 from aiohttp import web
 
+from tests.zygote import hold_port
+
 
 class ThreadedServer:
     """`kill` and `start` make it vanish, connections included, and come back at the same address."""
 
     def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self._held = hold_port()  # also between `kill` and `start`
+        self.port = self._held.getsockname()[1]
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
         self._thread = threading.Thread()
@@ -35,7 +35,7 @@ class ThreadedServer:
     def __exit__(self, *_: object) -> None:
         self.kill()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)  # a loop that still runs cannot be entered again
+        self._thread.join(60)  # a loop that still runs cannot be entered again
 
     def start(self) -> None:
         """Listen, again after `kill`."""
@@ -46,7 +46,7 @@ class ThreadedServer:
         self._run(self._kill())
 
     def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     async def _start(self) -> None:
         app = web.Application(client_max_size=64 << 20)

@@ -96,6 +96,15 @@ os._exit(code)
 """
 
 
+def hold_port() -> socket.socket:
+    """Return a socket that is bound to a free port of 127.0.0.1 and refuses connections. A server that reuses addresses
+    can listen there beside it; no other process gets the port while it is open."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
+
+
 class Zygote:
     """The forking process, started by the first that asks for it. Its folder looks like a virtual environment, the one
     of this process, with `python`."""
@@ -135,7 +144,7 @@ class Zygote:
 
     def child_of(self, caller: int) -> int:
         """Return the process that runs the program of a `python` that was started as the process `caller`."""
-        path, deadline = self.folder / "children" / str(caller), time.monotonic() + 60
+        path, deadline = self.folder / "children" / str(caller), time.monotonic() + 120
         while not path.is_file():
             assert time.monotonic() < deadline, f"{caller} has not asked for a child"
             time.sleep(0.01)
@@ -145,10 +154,11 @@ class Zygote:
         """Return the address of the one Ray that all share, with room for several runs."""
         with FileLock(self.folder / "ray.lock"):
             if not (address := self.folder / "ray.address").exists():
-                command, where = self._ray_command(16, str(self.folder / "ray"))
-                with open(self.folder / "ray.log", "w") as log:
-                    subprocess.Popen(command, cwd=ROOT, env={**os.environ, **env}, stdout=log, stderr=log)
-                _wait_for_ray(self.folder / "ray.log")
+                with hold_port() as held:
+                    command, where = self._ray_command(16, str(self.folder / "ray"), held)
+                    with open(self.folder / "ray.log", "w") as log:
+                        subprocess.Popen(command, cwd=ROOT, env={**os.environ, **env}, stdout=log, stderr=log)
+                    _wait_for_ray(self.folder / "ray.log")
                 address.write_text(where)
             return address.read_text()
 
@@ -156,10 +166,11 @@ class Zygote:
     def ray(self, cwd: Path, processors: int, **env: str) -> Iterator[str]:
         """Start a Ray of one's own whose workers are forked, and yield its address."""
         scratch = tempfile.mkdtemp(prefix="ray")  # short, because sockets are made in it
-        command, address = self._ray_command(processors, scratch)
         try:
-            with self._node(command, Path(scratch) / "log", cwd, env):
-                yield address
+            with hold_port() as held:
+                command, address = self._ray_command(processors, scratch, held)
+                with self._node(command, Path(scratch) / "log", cwd, env):
+                    yield address
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -190,17 +201,16 @@ class Zygote:
             sock.recv(1)  # nothing comes: it returns at the end of the other side
         shutil.rmtree(folder, ignore_errors=True)
 
-    def _ray_command(self, processors: int, scratch: str) -> tuple[list[str], str]:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            port = sock.getsockname()[1]
+    def _ray_command(self, processors: int, scratch: str, held: socket.socket) -> tuple[list[str], str]:
+        """Return the command of a Ray at a port that is held until it has started, and its address."""
+        port = held.getsockname()[1]
         command = [str(self.python), "-m", "ray.scripts.scripts", "start", "--head", "--block"]
         command += [f"--num-cpus={processors}", f"--port={port}", "--include-dashboard=false", f"--temp-dir={scratch}"]
         return command, f"127.0.0.1:{port}"
 
 
 def _wait_for_ray(log: Path) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while "Ray runtime started" not in (printed := log.read_text()):
         assert time.monotonic() < deadline, printed
         time.sleep(0.05)
@@ -272,7 +282,12 @@ def _fork_each(folder: Path, listener: socket.socket, owner: int, env: dict[str,
                 return 0
             if key.fileobj is listener:
                 sock = listener.accept()[0]
-                if (request := receive(sock)) is None:
+                try:
+                    request = receive(sock)
+                except ConnectionError:  # the caller was killed before it had asked
+                    sock.close()
+                    continue
+                if request is None:
                     end(callers)
                     return 0
                 if (child := os.fork()) == 0:
@@ -287,7 +302,8 @@ def _fork_each(folder: Path, listener: socket.socket, owner: int, env: dict[str,
                 named = folder / "children" / str(peer_of(sock))
                 named.with_suffix(".new").write_text(str(child))
                 named.with_suffix(".new").rename(named)
-                sock.sendall(b"%d\n" % child)
+                with contextlib.suppress(ConnectionError):  # as of a caller that is killed later
+                    sock.sendall(b"%d\n" % child)
                 callers[descriptor := os.pidfd_open(child)] = Caller(
                     child, sock, request.env.get("PYTEST_XDIST_WORKER", first)
                 )
@@ -296,7 +312,7 @@ def _fork_each(folder: Path, listener: socket.socket, owner: int, env: dict[str,
             elif key.data in callers and key.fileobj is callers[key.data].sock:  # the caller was killed
                 os.kill(callers[key.data].child, signal.SIGKILL)
                 selector.unregister(key.fileobj)
-            elif key.data in callers:
+            elif key.fileobj == key.data:  # the child has ended; what a caller's end brought with it is not news
                 child, sock, tester = callers.pop(key.data)
                 _, status, usage = os.wait4(child, 0)
                 spent[tester] = spent.get(tester, 0.0) + usage.ru_utime + usage.ru_stime
@@ -347,14 +363,20 @@ def peer_of(caller: socket.socket) -> int:
 
 
 def receive(caller: socket.socket) -> Request | None:
+    """Return what a caller asks for; None: the end of all. Raises ConnectionError if it has gone."""
     size, control, _, _ = caller.recvmsg(8, socket.CMSG_SPACE(12))
-    if not control:
+    if size == bytes(8):
         return None
     streams = array.array("i")
-    streams.frombytes(control[0][2])
-    body = b""
-    while len(body) < int.from_bytes(size, "big"):
-        body += caller.recv(1 << 16)
+    for _, _, sent in control:
+        streams.frombytes(sent)
+    body, whole = b"", int.from_bytes(size, "big")
+    while (part := caller.recv(1 << 16)) if len(body) < whole else b"":
+        body += part
+    if not whole or len(body) < whole:
+        for fd in streams:
+            os.close(fd)
+        raise ConnectionResetError
     return Request(*json.loads(body), list(streams))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+from collections.abc import Iterator
 from concurrent import futures
 
 import grpc
@@ -15,6 +15,7 @@ from recipe.dag.policy.cluster import Cluster, find_address
 from recipe.dag.report.phases import end_phase
 from recipe.dag.settings.compose import compose_config
 from recipe.dag.settings.pools import PoolSpec
+from tests.zygote import hold_port
 
 POOLS = (PoolSpec((2,), ("main",)),)
 
@@ -28,10 +29,11 @@ def no_ray_of_this_machine(monkeypatch, tmp_path):
     end_phase()
 
 
-def closed_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """An address at which nothing answers."""
+    with hold_port() as held:
+        yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
 @pytest.fixture
@@ -61,19 +63,18 @@ def test_without_an_address_a_run_has_a_ray_of_its_own():
     assert find_address("local") is None
 
 
-def test_an_address_without_a_ray_is_refused_at_once(monkeypatch):
-    address = f"127.0.0.1:{closed_port()}"
-    with pytest.raises(UserError, match=f"ray_init.address={address}: no Ray answers at .*ray start --head"):
-        find_address(address)
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(UserError, match=f"^RAY_ADDRESS={address}: no Ray answers"):
+def test_an_address_without_a_ray_is_refused_at_once(monkeypatch, silent):
+    with pytest.raises(UserError, match=f"ray_init.address={silent}: no Ray answers at .*ray start --head"):
+        find_address(silent)
+    monkeypatch.setenv("RAY_ADDRESS", silent)
+    with pytest.raises(UserError, match=f"^RAY_ADDRESS={silent}: no Ray answers"):
         find_address(None)
     with pytest.raises(UserError, match="is a Ray Client address"):
         find_address("ray://somewhere:10001")
 
 
-def test_the_address_that_a_dead_ray_left_behind_is_passed_over(monkeypatch):
-    monkeypatch.setattr("ray._private.services.canonicalize_bootstrap_address", lambda _: f"127.0.0.1:{closed_port()}")
+def test_the_address_that_a_dead_ray_left_behind_is_passed_over(monkeypatch, silent):
+    monkeypatch.setattr("ray._private.services.canonicalize_bootstrap_address", lambda _: silent)
     assert find_address(None) is None
 
 
