@@ -29,7 +29,7 @@ def sleepers(seconds: str) -> list[str]:
     return found
 
 
-def until(condition: Callable[[], object], patience_s: float = 20.0) -> bool:
+def until(condition: Callable[[], object], patience_s: float = 60.0) -> bool:
     """Wait until the condition holds; return whether it does."""
     deadline = time.monotonic() + patience_s
     while not condition():

@@ -102,7 +102,7 @@ def test_verls_reward_score(url):
         [sys.executable, "-c", code, url, json.dumps(programs)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1200,
         env=os.environ | {"NO_PROXY": "127.0.0.1"},
     )
     assert done.returncode == 0, done.stderr

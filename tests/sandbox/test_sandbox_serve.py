@@ -113,7 +113,7 @@ def test_a_unix_socket_of_this_user_only(command, serve, over_socket, tmp_path):
     with over_socket(str(path)) as http:
         assert http.post("/run_code", json=NUMPY).json()["run_result"]["stdout"] == "3\n"
     server.send_signal(signal.SIGTERM)
-    assert server.wait(20) == 0 and not path.exists()
+    assert server.wait(60) == 0 and not path.exists()
     assert [line for line in log_of(tmp_path) if line["event"] == "request"][0]["client"] == f"pid {os.getpid()}"
 
 
@@ -198,21 +198,24 @@ def test_a_token_opens_other_addresses(serve, tmp_path):
     port = url.rsplit(":", 1)[1]
     for token, status in (("0123456789abcdef", 200), ("0123456789abcdeg", 401), ("second line", 401)):
         headers = {"Authorization": f"Bearer {token}", "Host": "any.example"}
-        assert httpx.get(f"http://127.0.0.1:{port}/v1/ping", headers=headers, trust_env=False).status_code == status
+        answer = httpx.get(f"http://127.0.0.1:{port}/v1/ping", headers=headers, trust_env=False, timeout=60)
+        assert answer.status_code == status
 
 
 def test_connections_without_a_complete_request_are_closed(monkeypatch, tmp_path):
     """Runs in this process, where the time-out can be shortened."""
-    monkeypatch.setattr(serving, "_IDLE_S", 0.3)
+    monkeypatch.setattr(serving, "_IDLE_S", 1.0)
     monkeypatch.setattr(serving.log, "set_up", lambda level: None)
     received = []
 
     def announce(facts: dict) -> None:
         def slow() -> None:
-            with socket.create_connection(("127.0.0.1", facts["port"]), timeout=30) as connection:
-                connection.sendall(b"POST /run_code HTTP/1.1\r\nHost: local")
-                received.append(connection.recv(100))
-            os.kill(os.getpid(), signal.SIGTERM)
+            try:
+                with socket.create_connection(("127.0.0.1", facts["port"]), timeout=30) as connection:
+                    connection.sendall(b"POST /run_code HTTP/1.1\r\nHost: local")
+                    received.append(connection.recv(100))
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
 
         threading.Thread(target=slow).start()
 
@@ -228,7 +231,7 @@ WEB_PAGES = ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"
 def test_without_a_token_other_names_and_web_pages_are_refused(serve, full_isolation):
     _, url = serve("--port", "0", "--no-token")
     assert "@" not in url
-    with httpx.Client(trust_env=False, base_url=url) as http:
+    with httpx.Client(trust_env=False, timeout=60, base_url=url) as http:
         assert http.get("/v1/ping", headers={"Host": "rebound.example:80"}).status_code == 403
         assert http.get("/v1/ping", headers={"Host": "localhost:1"}).status_code == 200
         assert http.get("/v1/ping", headers={"Host": "[bad"}).status_code == 403
@@ -248,7 +251,7 @@ def test_the_token_is_new_and_printed_in_the_url(serve, tmp_path):
     basic = [base64.b64encode(f"{name}:{token}".encode()).decode() for name in ("token", "", "any name")]
     rights = [f"Bearer {token}", *(f"Basic {pair}" for pair in basic)]
     wrongs = ["", token, "Bearer", f"Bearer {token}x", "Basic", "Basic !", f"Basic {token}", f"Digest {basic[0]}"]
-    with httpx.Client(trust_env=False, base_url=bare) as http:
+    with httpx.Client(trust_env=False, timeout=60, base_url=bare) as http:
         for sent in rights + wrongs:
             answer = http.get("/v1/ping", headers={"Authorization": sent})
             assert answer.status_code == (200 if sent in rights else 401), sent
@@ -257,13 +260,13 @@ def test_the_token_is_new_and_printed_in_the_url(serve, tmp_path):
             assert (
                 http.post("/run_code", json=PROGRAM, headers=header | {"Authorization": rights[1]}).status_code == 403
             )
-    assert httpx.get(f"{url}/v1/ping", trust_env=False).json() == "pong"
+    assert httpx.get(f"{url}/v1/ping", trust_env=False, timeout=60).json() == "pong"
     assert token not in (tmp_path / "log").read_text()
 
 
 def test_a_flood_of_sessions_evicts_only_the_floods_own(serve):
     _, url = serve("--port", "0", "--max-sessions", "3", "--quiet")
-    with httpx.Client(trust_env=False, base_url=url) as http:
+    with httpx.Client(trust_env=False, timeout=60, base_url=url) as http:
 
         def create(client: str) -> httpx.Response:
             return http.post("/sessions", headers={"X-Client-Id": client})
@@ -273,7 +276,7 @@ def test_a_flood_of_sessions_evicts_only_the_floods_own(serve):
         assert http.get(f"/sessions/{mine}").status_code == 200
         assert [http.get(f"/sessions/{session}").status_code for session in theirs] == [404] * 18 + [200] * 2
         # another address may not use the name of a client
-        elsewhere = httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2"), base_url=url)
+        elsewhere = httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2"), base_url=url, timeout=60)
         named = elsewhere.post("/sessions", headers={"X-Client-Id": "flood"})
         for late in (create("late"), named):
             assert late.status_code == 504 and "delete some" in late.json()["detail"]
@@ -296,7 +299,7 @@ def test_the_log_has_every_request_and_no_content(serve, tmp_path):
         connection.sendall(b"GET /private HTTP/1.1\r\nprivate\0\r\n\r\n")
         assert b'{"detail":' in connection.recv(65536)
     server.terminate()
-    server.wait(20)
+    server.wait(60)
     text = (tmp_path / "log").read_text()
     for secret in ("private", "pri'", session, "name-of-a-file"):
         assert secret not in text
@@ -316,12 +319,12 @@ def test_the_log_has_every_request_and_no_content(serve, tmp_path):
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_is_left_when_it_ends_with_jobs_and_sessions(serve, end, tmp_path):
     server, url = serve("--port", "0", "--grace-s", "0.2")
-    session = httpx.post(f"{url}/sessions", trust_env=False).json()["id"]
-    httpx.put(f"{url}/sessions/{session}/files/f", content=b"x", trust_env=False)
+    session = httpx.post(f"{url}/sessions", trust_env=False, timeout=60).json()["id"]
+    httpx.put(f"{url}/sessions/{session}/files/f", content=b"x", trust_env=False, timeout=60)
     assert list((tmp_path / "tmp").iterdir())
     with running(url, jobs=3):
         server.send_signal(end)
-        server.wait(20)
+        server.wait(60)
         assert left_behind(tmp_path) == []
 
 
@@ -330,7 +333,7 @@ def test_graceful_stop_lets_running_jobs_finish_and_refuses_the_rest(serve):
 
     async def scenario() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
-            body = {"code": "import time; time.sleep(2); print('whole')", "language": "python"}
+            body = {"code": "import time; time.sleep(5); print('whole')", "language": "python"}
             answers = [asyncio.create_task(http.post("/run_code", json=body)) for _ in range(2)]
             while [(status := (await http.get("/v1/status")).json())[key] for key in ("running", "queue")] != [1, 1]:
                 assert not any(answer.done() for answer in answers), status
@@ -341,7 +344,7 @@ def test_graceful_stop_lets_running_jobs_finish_and_refuses_the_rest(serve):
     first, second = sorted(asyncio.run(scenario()), key=lambda answer: answer.status_code)
     assert first.json()["run_result"]["stdout"] == "whole\n"
     assert second.status_code == 504 and "stopping" in second.json()["detail"]
-    assert server.wait(20) == 0
+    assert server.wait(60) == 0
 
 
 def test_jobs_see_nothing_of_the_server(serve, full_isolation):
@@ -350,7 +353,9 @@ def test_jobs_see_nothing_of_the_server(serve, full_isolation):
         "import glob, os\nprint(dict(os.environ))\nfor path in glob.glob('/proc/[0-9]*/*'):\n"
         "    try: print(open(path, errors='replace').read())\n    except OSError: pass"
     )
-    answer = httpx.post(f"{url}/run_code", json={"code": code, "language": "python"}, trust_env=False).json()
+    answer = httpx.post(
+        f"{url}/run_code", json={"code": code, "language": "python"}, trust_env=False, timeout=60
+    ).json()
     seen = answer["run_result"]["stdout"]
     assert "PATH" in seen and "SECRET_KEY" not in seen and "sandbox\0serve" not in seen
 
@@ -375,7 +380,7 @@ def test_500_at_once_are_answered_and_the_next_call_too(serve):
             assert (status["running"], status["queue"]) == (0, 0)
             started = time.monotonic()
             assert await one() == 200
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 20
             return codes
 
     codes = asyncio.run(scenario())

@@ -111,12 +111,12 @@ def test_unknown_expired_and_deleted_sessions_are_404(call, session):
 
 
 def test_renewed_sessions_live_on(call, session):
-    renewed, left = session(ttl=3.0), session(ttl=1.0)
+    renewed, left = session(ttl=6.0), session(ttl=1.0)
     lost = []
-    for _ in range(4):
+    for _ in range(8):
         time.sleep(0.8)
         lost.append(call("POST", "/sessions/renew", {"ids": [renewed, "0" * 32]}).json()["lost"])
-    assert lost == [1] * 4
+    assert lost == [1] * 8
     assert call("GET", f"/sessions/{renewed}").status_code == 200
     assert call("GET", f"/sessions/{left}").status_code == 404
     assert call("POST", "/sessions/renew", {"ids": "all"}).status_code == 422
@@ -249,11 +249,12 @@ def test_deleting_while_a_job_runs_waits_for_the_job(call, session):
 
     async def scenario() -> tuple[int, str, int]:
         async with call.connect() as http:
-            code = "import time; time.sleep(0.5); open('f', 'w').write('x'); print('written')"
+            code = "import time; time.sleep(2); open('f', 'w').write('x'); print('written')"
             job = asyncio.create_task(
                 http.post("/run_code", json={"code": code, "language": "python", "session_id": mine})
             )
             while (await http.get("/v1/status")).json()["running"] != 1:
+                assert not job.done()
                 await asyncio.sleep(0.02)
             deleted = await http.delete(f"/sessions/{mine}")
             after = await http.get(f"/sessions/{mine}")
@@ -279,7 +280,7 @@ def test_requests_that_share_each_others_sessions_do_not_deadlock(call, session,
 def test_a_reader_cannot_reach_a_process_of_the_writer(call, session, local, full_isolation):
     theirs, mine = session(), session()
     write = (
-        "import socket\ns = socket.socket(socket.AF_UNIX); s.bind('s'); s.listen(); s.settimeout(2)\n"
+        "import socket\ns = socket.socket(socket.AF_UNIX); s.bind('s'); s.listen(); s.settimeout(3)\n"
         "try: s.accept(); print('reached')\nexcept TimeoutError: print('alone')"
     )
     read = (
@@ -292,6 +293,7 @@ def test_a_reader_cannot_reach_a_process_of_the_writer(call, session, local, ful
             writer = http.post("/run_code", json={"code": write, "language": "python", "session_id": theirs})
             writing = asyncio.create_task(writer)
             while (await http.get("/v1/status")).json()["running"] != 1:
+                assert not writing.done()
                 await asyncio.sleep(0.02)
             body = {"code": read, "language": "python", "session_id": mine, "share": {"a": theirs}, "run_timeout": 20}
             reader = await http.post("/run_code", json=body)
@@ -393,14 +395,17 @@ def test_kept_sessions_above_their_share_stop_growing_when_all_hold_too_much(tmp
     asyncio.run(scenario())
 
 
-def test_expired_sessions_are_swept_unless_in_use(tmp_path):
+def test_expired_sessions_are_swept_unless_in_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(sessions_module, "_SWEEP_S", 0.01)
+
     async def scenario() -> None:
         sessions = Sessions(Folders(tmp_path))
         sessions.start()
-        used, idle = await sessions.create(ttl_s=0.1), await sessions.create(ttl_s=0.1)
+        used, idle = await sessions.create(ttl_s=1.0), await sessions.create(ttl_s=0.1)
         with sessions.use(used.id):
             while idle.place.path.exists():
                 await asyncio.sleep(0.05)
+            await asyncio.sleep(1.2)
             assert used.place.path.exists()
             with sessions.use(used.id):
                 pass

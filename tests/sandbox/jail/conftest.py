@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from recipe.sandbox import descent, engines
+from recipe.sandbox.jail.run import Run
 from recipe.sandbox.job import Job
 from recipe.sandbox.outcome import Execution, Unavailable
 from recipe.sandbox.places import Place
 
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 
 
 class Box:
@@ -33,14 +34,31 @@ class Box:
     def wait(self, work):
         return self.loop.run_until_complete(work)
 
-    def run(self, code: str, **options) -> Execution:
-        return self.wait(self.engine.execute(Job(code, **options)))
+    def run(self, code: str, *, timeout_s: float = 60.0, **options) -> Execution:
+        return self.wait(self.engine.execute(Job(code, timeout_s=timeout_s, **options)))
 
-    def many(self, codes: list[str], **options) -> list[Execution]:
+    def run_out(self, code: str, *, timeout_s: float, printed: int = 1, **options) -> Execution:
+        """Run a program until its time-out, before which it prints so many characters: on a busy machine it gets
+        longer."""
+        execution = self.run(code, timeout_s=timeout_s, **options)
+        while len(execution.run.stdout) < printed and timeout_s < 60:
+            execution = self.run(code, timeout_s=(timeout_s := 4 * timeout_s), **options)
+        return execution
+
+    def many(self, codes: list[str], *, timeout_s: float = 60.0, **options) -> list[Execution]:
         async def together() -> list[Execution]:
-            return await asyncio.gather(*(self.engine.execute(Job(code, **options)) for code in codes))
+            jobs = (Job(code, timeout_s=timeout_s, **options) for code in codes)
+            return await asyncio.gather(*map(self.engine.execute, jobs))
 
         return self.wait(together())
+
+    async def printed(self, task: asyncio.Task) -> Run | None:
+        """Wait until the only program, which `task` executes, has printed; return its run, None if it ended first."""
+        while not task.done():
+            if (run := next(iter(self.engine._running), None)) and run._pumps[0]._kept:
+                return run
+            await asyncio.sleep(0.01)
+        return None
 
     @contextmanager
     def session(self, quota_mb: int = 16) -> Iterator[Place]:
@@ -122,12 +140,10 @@ def _unharmed(box: Box):
     before = box.settle()
     yield box
     took = []
-    for _ in range(3):
+    while not took or (min(took) >= 1.0 and sum(took) < PATIENCE_S):  # the machine may be busy for a while
         started = time.monotonic()
         assert box.run("print(6 * 7)").run.stdout == "42\n"
         took.append(time.monotonic() - started)
-        if took[-1] < 1.0:
-            break
     assert min(took) < 1.0
     assert not {name: count for name, count in box.settle(before).items() if count > before[name]}
 

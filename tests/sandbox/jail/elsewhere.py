@@ -89,7 +89,11 @@ class Elsewhere:
     def run(self, code: str, **fields: Any) -> Any:
         """Return the outcome's fields as attributes: `run`, `compile`, `files`, or `error`."""
         assert self._process.stdin is not None
-        print(json.dumps({"code": code, **fields}), file=self._process.stdin, flush=True)
+        print(
+            json.dumps({"code": code, "timeout_s": 60, "compile_timeout_s": 60, **fields}),
+            file=self._process.stdin,
+            flush=True,
+        )
         return json.loads(self._process.stdout.readline(), object_hook=lambda fields: _Attributes(fields))
 
     def _read(self) -> dict[str, Any]:

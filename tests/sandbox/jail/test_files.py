@@ -44,7 +44,8 @@ def test_patterns_are_fetched_by_the_names_that_match(box):
     "how", ["1/0", "import time; time.sleep(60)", "import os; os.kill(os.getpid(), 9)", "import os; os._exit(3)"]
 )
 def test_files_are_fetched_however_the_job_ended(box, how):
-    execution = box.run(f"f = open('out', 'w'); f.write('kept'); f.flush(); {how}", fetch=["out"], timeout_s=0.5)
+    code = f"f = open('out', 'w'); f.write('kept'); f.flush(); print('written'); {how}"
+    execution = box.run_out(code, fetch=["out"], timeout_s=0.5)
     assert execution.files == {"out": encoded("kept")}
 
 

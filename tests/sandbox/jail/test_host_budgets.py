@@ -30,13 +30,13 @@ def small_pipes(monkeypatch):
 
 
 def test_output_passes_through_a_small_pipe(box, small_pipes):
-    run = box.run("import os\nfor _ in range(4): os.write(1, b'x' * 3003)\nprint('end')", timeout_s=5).run
+    run = box.run("import os\nfor _ in range(4): os.write(1, b'x' * 3003)\nprint('end')").run
     assert (run.status, len(run.stdout)) == ("finished", 4 * 3003 + 4)
 
 
 @pytest.mark.parametrize("size", [0, 8192, 30_000, 200_000])
 def test_stdin_never_waits_for_a_small_pipe(box, small_pipes, size):
-    run = box.run("import sys\nprint(len(sys.stdin.read()))", stdin="x" * size, timeout_s=5).run
+    run = box.run("import sys\nprint(len(sys.stdin.read()))", stdin="x" * size).run
     assert (run.status, run.stdout) == ("finished", f"{size}\n")
 
 
@@ -142,7 +142,7 @@ def test_jobs_die_before_the_trainer_when_memory_runs_out(box):
 
 
 def test_a_program_cannot_send_itself_a_time_out(box):
-    run = box.run("import os, signal\nos.kill(os.getpid(), signal.SIGXCPU)", timeout_s=5).run
+    run = box.run("import os, signal\nos.kill(os.getpid(), signal.SIGXCPU)").run
     assert (run.status, run.return_code) == ("finished", -signal.SIGXCPU)
 
 

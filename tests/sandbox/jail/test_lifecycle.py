@@ -65,11 +65,7 @@ def outcome_after(box, kill, **options):
         before = box.engine.status()["jobs"]
         code = "import time; print('so far', flush=True); time.sleep(60); print('through')"
         task = asyncio.create_task(box.engine.execute(Job(code, timeout_s=60, **options)))
-        while not box.engine._running:
-            await asyncio.sleep(0.01)
-        (run,) = box.engine._running
-        while not run._pumps[0]._kept:  # until it has printed
-            await asyncio.sleep(0.01)
+        run = await box.printed(task)
         kill(run._jail.number())
         (answer,) = await asyncio.gather(task, return_exceptions=True)
         return answer, box.engine.status()["jobs"] - before

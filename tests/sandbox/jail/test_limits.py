@@ -11,7 +11,7 @@ from recipe.sandbox.outcome import SandboxError
 
 
 def test_timeout_keeps_what_was_printed(box):
-    outcome = box.run("import time; print('so far'); time.sleep(60)", timeout_s=0.5).run
+    outcome = box.run_out("import time; print('so far'); time.sleep(60)", timeout_s=0.5).run
     assert (outcome.status, outcome.return_code, outcome.stdout) == ("timeout", None, "so far\n")
     assert 0.4 <= outcome.seconds < 10
 
@@ -126,7 +126,8 @@ def test_flood_does_not_hang_and_is_truncated(box, stream):
 
 
 def test_endless_flood_ends_in_time(box):
-    outcome = box.run("import os\nwhile True: os.write(1, b'y' * 65536)", timeout_s=0.7).run
+    code = "import os\nwhile True: os.write(1, b'y' * 65536)"
+    outcome = box.run_out(code, timeout_s=0.7, printed=1 << 20).run
     assert outcome.status == "timeout" and outcome.stdout == "y" * (1 << 20)
 
 

@@ -50,12 +50,12 @@ def test_ignoring_every_signal_does_not_help(box):
         " except (OSError, ValueError): pass\n"
         "print('deaf')\nwhile True: pass"
     )
-    outcome = box.run(code, timeout_s=0.7).run
+    outcome = box.run_out(code, timeout_s=0.7).run
     assert (outcome.status, outcome.return_code, outcome.stdout) == ("timeout", None, "deaf\n")
 
 
 def test_stopping_itself_is_a_timeout(box):
-    outcome = box.run("import os; print('x'); os.kill(os.getpid(), 19)", timeout_s=0.5).run
+    outcome = box.run_out("import os; print('x'); os.kill(os.getpid(), 19)", timeout_s=0.5).run
     assert (outcome.status, outcome.stdout) == ("timeout", "x\n")
 
 
@@ -65,7 +65,7 @@ def test_killing_the_supervisor(box, target):
         f"import os\nfor n in (15, 9, 19, 2, 1):\n try: os.kill({target}, n)\n except ProcessLookupError: pass\n"
         "print('alive')"
     )
-    outcome = box.run(code, timeout_s=3).run
+    outcome = box.run(code).run
     assert outcome.status == "finished"
     assert outcome.stdout == "alive\n" and outcome.return_code == 0
 
@@ -105,7 +105,7 @@ def test_no_core_is_dumped(box):
     ids=["atexit", "thread", "finalizer"],
 )
 def test_an_end_that_never_comes_is_a_timeout(box, code):
-    outcome = box.run(code, timeout_s=0.7).run
+    outcome = box.run_out(code, timeout_s=0.7).run
     assert (outcome.status, outcome.stdout) == ("timeout", "x\n")
 
 
@@ -123,7 +123,7 @@ def test_patched_modules_do_not_reach_the_reply_or_the_next_job(box):
 
 def test_deep_recursion_ends_the_job_only(box):
     for code in ("import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()", "eval('(' * 5000 + ')' * 5000)"):
-        assert box.run(code, limits=Limits(memory_mb=128), timeout_s=10).run.return_code != 0
+        assert box.run(code, limits=Limits(memory_mb=128)).run.return_code != 0
 
 
 def test_random_numbers_differ_between_jobs(box):

@@ -40,7 +40,7 @@ def test_outcomes(tmp_path):
         tmp_path,
         Job("import sys; print(input()); sys.exit(3)", stdin="typed"),
         Job("1 / 0"),
-        Job("print('so far', flush=True)\nwhile True: pass", timeout_s=1.0),
+        Job("print('so far', flush=True)\nwhile True: pass", timeout_s=4.0),
         Job("open('out', 'w').write('x'); print(open('in').read())", files={"in": "eQ=="}, fetch=["o*"]),
         Job("bytearray(600 << 20)", limits=Limits(memory_mb=256)),
         Job("ls", language="bash"),
@@ -60,7 +60,7 @@ def test_daemons_end_with_the_call(tmp_path, then):
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        os.chdir('/')\n"
         f"        os.execvpe('sleep', ['sleep', '600'], {{}})\n    os._exit(0)\ntime.sleep(0.2)\n{then}"
     )
-    (execution,) = run(tmp_path, Job(code, timeout_s=1.0))
+    (execution,) = run(tmp_path, Job(code, timeout_s=1.0 if then else 60.0))
     assert execution.run.status == ("timeout" if then else "finished")
 
 

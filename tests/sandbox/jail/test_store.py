@@ -54,15 +54,13 @@ def test_the_file_system_bounds_bytes_and_entries(box):
 def test_a_session_outlives_its_removal_during_a_call(box):
     async def remove() -> str:
         place = await box.engine.store.create(1 << 20)
-        code = "import time; time.sleep(1); open('f', 'w').write('kept'); print(open('f').read())"
+        code = "import time; print('begun'); time.sleep(1); open('f', 'w').write('kept'); print(open('f').read())"
         work = asyncio.create_task(box.engine.execute(Job(code, timeout_s=30, work=place)))
-        while not box.engine.status()["running"]:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.3)
+        assert await box.printed(work)
         place.remove()
         return (await work).run.stdout
 
-    assert box.wait(remove()) == "kept\n"
+    assert box.wait(remove()) == "begun\nkept\n"
     assert settled(box, 0)
 
 

@@ -123,27 +123,23 @@ def test_socket_buffers_count(watched):
 
 
 def test_a_job_that_is_slow_to_measure_delays_nobody(watched):
-    async def both() -> tuple[float, float]:
+    async def both(timeout_s: float) -> tuple[float, float] | None:
         started = time.monotonic()
         slow = asyncio.create_task(
-            watched.engine.execute(Job(FORKS, timeout_s=6, limits=Limits(memory_mb=900, processes=64)))
+            watched.engine.execute(Job(FORKS, timeout_s=timeout_s, limits=Limits(memory_mb=900, processes=64)))
         )
-        while not watched.engine._running:
-            await asyncio.sleep(0.01)
-        (run,) = watched.engine._running
-        while not run._pumps[0]._kept:
-            assert not slow.done()
-            await asyncio.sleep(0.01)
+        if await watched.printed(slow) is None:
+            return None
         longest = 0.0
         while not slow.done():
             turn = time.monotonic()
             await asyncio.sleep(0.01)
             longest = max(longest, time.monotonic() - turn)
         assert (await slow).run.status == "timeout"
-        return time.monotonic() - started, longest
+        return time.monotonic() - started - timeout_s, longest
 
-    seconds, longest = watched.wait(both())
-    assert seconds < 12 and longest < 1.0
+    late, longest = watched.wait(both(6)) or watched.wait(both(40))  # a busy machine may take long to fork
+    assert late < 6 and longest < 1.0
 
 
 def test_a_round_measures_one_process_of_each_job(monkeypatch):
