@@ -82,7 +82,7 @@ def run(part: str, *numbers: int) -> tuple[int, list[str]]:
             process.send_signal(number)
             while process.poll() is None and Path(f"/proc/{process.pid}/status").exists() and pending(process.pid):
                 pass
-        output = process.communicate(timeout=30)[0]
+        output = process.communicate(timeout=60)[0]
     return process.returncode, output.splitlines()
 
 

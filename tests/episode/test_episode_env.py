@@ -159,7 +159,7 @@ def test_many_sync_envs_step_at_once(world):
     code = """
 import threading
 class E:
-    barrier = threading.Barrier(64, timeout=20)
+    barrier = threading.Barrier(64, timeout=60)
     def step(self, actions, ground_truth):
         E.barrier.wait()  # Breaks unless all 64 are inside at once.
         return None, 1.0, True

@@ -30,7 +30,7 @@ def test_envs_share_a_few_loops_and_each_stays_on_its_own():
         return set(first)
 
     for loop, thread in asyncio.run(main()):
-        thread.join(5)
+        thread.join(60)
         assert loop.is_closed() and not thread.is_alive()
 
 
@@ -55,7 +55,7 @@ def test_what_an_env_leaves_running_ends_with_its_loop():
         env.close()
 
     asyncio.run(main())
-    assert ended.wait(5)
+    assert ended.wait(60)
 
 
 def test_no_thread_for_an_env_without_coroutines():
@@ -117,15 +117,15 @@ def test_a_loop_that_is_blocked_is_named_and_gets_no_further_envs(monkeypatch, c
         blocked.append(threading.current_thread())
         release.wait()
 
-    async def give_up(env, coroutine):
+    async def give_up(env, coroutine, seconds=0.05):
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
+            async with asyncio.timeout(seconds):
                 await env.run(coroutine)
 
     async def main():
         bad, neighbour, later = EnvLoop(), EnvLoop(), EnvLoop()
         before = await neighbour.run(where())
-        first = asyncio.create_task(give_up(bad, blocks()))
+        first = asyncio.create_task(give_up(bad, blocks(), seconds=1.0))  # it has to begin
         async with asyncio.timeout(30):
             while not blocked:
                 await asyncio.sleep(0.001)

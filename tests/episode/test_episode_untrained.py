@@ -66,7 +66,7 @@ def test_a_call_that_takes_too_long_is_skipped(world):
     async def hang():
         await asyncio.Event().wait()
 
-    flow = judged(world, "", episode={"call_timeout_s": 0.3})
+    flow = judged(world, "", episode={"call_timeout_s": 1.0})
     episode = world.play(flow, says(world, lambda prompt: hang()))
     assert episode.fault is None and "took longer than" in episode.calls[1].parsed["failed"]
 

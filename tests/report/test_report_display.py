@@ -26,7 +26,7 @@ def test_what_is_soon_done_prints_nothing():
 def test_a_log_gets_whole_lines_without_control_characters(lines):
     stream = lines(wanted=3)
     with Half("update of main", display=Display(stream, interval_s=0.02)):
-        assert stream.enough.wait(timeout=20)
+        assert stream.enough.wait(timeout=60)
     printed = stream.getvalue()
     assert not {"\r", "\x1b"} & set(printed)
     assert all(line.startswith("update of main: ") and line.endswith(" s, half of it") for line in printed.splitlines())

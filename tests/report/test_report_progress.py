@@ -20,7 +20,7 @@ def test_lines_go_on_while_nothing_finishes(make_episode, fault, lines):
     stream = lines(wanted=3)
     with Progress(5, "step 7", display=Display(stream, interval_s=0.02), running=lambda: 2) as progress:
         progress.update(make_episode(fault=fault))
-        assert stream.enough.wait(timeout=20)
+        assert stream.enough.wait(timeout=60)
     last = stream.getvalue().splitlines()[-1]
     assert last.startswith("step 7: 1/5 in ") and "2 running, 1 fault, " in last
 

@@ -174,13 +174,13 @@ for line in sys.stdin:
 
 
 def test_starting_is_no_part_of_the_time():
-    pool = GraderPool(timeout_s=0.5, command=[sys.executable, "-c", SLOW_WORKER.format(start=1, answer=0)])
+    pool = GraderPool(timeout_s=2.0, command=[sys.executable, "-c", SLOW_WORKER.format(start=2.5, answer=0)])
     assert asyncio.run(pool.grade("a", "b")) is True
     pool.shutdown()
 
 
 def test_waiting_is_no_part_of_the_time():
-    pool = GraderPool(timeout_s=1.0, command=[sys.executable, "-c", SLOW_WORKER.format(start=0, answer=0.3)])
+    pool = GraderPool(timeout_s=2.0, command=[sys.executable, "-c", SLOW_WORKER.format(start=0, answer=0.5)])
 
     async def scenario() -> list[bool]:
         return await asyncio.gather(*(pool.grade("a", "b") for _ in range(5)))

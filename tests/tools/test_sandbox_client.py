@@ -123,6 +123,8 @@ def test_no_more_than_max_concurrent_at_once():
         nonlocal now, most
         now += 1
         most = max(most, now)
+        while most < 3:
+            await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
         now -= 1
         return web.json_response(finished())

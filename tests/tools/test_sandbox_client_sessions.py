@@ -214,9 +214,9 @@ def test_sessions_of_any_time_last_as_long_as_their_client(local):
         long = await client.open_session(ttl_s=300)
         await client.put(long, "a", b"1")
         await asyncio.sleep(0.05)  # the renewal waits for the time of the first
-        short = await client.open_session(ttl_s=2.0)
+        short = await client.open_session(ttl_s=5.0)
         await client.put(short, "a", b"2")
-        await asyncio.sleep(3.0)
+        await asyncio.sleep(6.0)
         assert await client.get(short, "a") == b"2"
         await client.delete(long)
         await client.close()  # as if the process had ended
