@@ -79,7 +79,7 @@ def evaluate(
     command += ["--data", "data.parquet", "--output", output, *arguments]
     kept = {name: value for name, value in os.environ.items() if name not in ("MODEL_PATH", "VERL_DAG_KEY")}
     environment = {**kept, "PYTHONPATH": str(ROOT), **env}
-    return subprocess.run(command, cwd=task, env=environment, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, cwd=task, env=environment, capture_output=True, text=True, timeout=900)
 
 
 def echo(body: dict) -> str:

@@ -79,7 +79,7 @@ def test_an_evaluation_calls_all_tools_and_keeps_their_keys(task, servers, zygot
         command = [zygote.python, "-m", "recipe.dag.cli", "eval", "w.yaml", "--base-url", model.url]
         command += ["--served-model", "test", "--data", "data.jsonl", "--output", "out"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=task, env=environment, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, cwd=task, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert "accuracy 1.0000, 2 episodes, 0 errors" in done.stdout
     shown = [tool["function"]["name"] for tool in model.requests[0]["tools"]]

@@ -97,17 +97,17 @@ def test_an_evaluation_gives_the_same_texts_by_messages_by_ids_and_through_fault
 @pytest.mark.slow
 def test_serve_prints_its_url_and_ends_at_a_signal(model, options):
     with serving(str(model), "--model-name", "test", **options) as (url, process):
-        with urllib.request.urlopen(f"{url}/models", timeout=30) as answer:
+        with urllib.request.urlopen(f"{url}/models", timeout=300) as answer:
             assert json.load(answer)["data"][0]["id"] == "test"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(300) == 0
 
 
 def test_a_served_script_answers_until_a_signal(tmp_path):
     (tmp_path / "judge.py").write_text("def judge(messages):\n    return f'{len(messages)} messages'\n")
     with serving("--script", "judge.py:judge", cwd=tmp_path) as (url, process):
         body = {"model": "judge", "messages": [{"role": "user", "content": "hi"}]}
-        with urllib.request.urlopen(f"{url}/chat/completions", json.dumps(body).encode(), timeout=30) as answer:
+        with urllib.request.urlopen(f"{url}/chat/completions", json.dumps(body).encode(), timeout=300) as answer:
             assert json.load(answer)["choices"][0]["message"]["content"] == "1 messages"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(300) == 0

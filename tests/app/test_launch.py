@@ -130,7 +130,7 @@ def test_a_helper_beside_hooks_is_found_by_the_console_script(broken, tmp_path):
     script.write_text("from recipe.dag.app.cli import main\nmain()\n")
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(script), "validate", "--load", str(broken)]
-    done = subprocess.run(command, cwd=tmp_path.parent, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path.parent, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0 and "OK" in done.stdout, done.stderr
 
 

@@ -69,7 +69,7 @@ def test_the_template_is_what_is_written():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(not list(Path(sys.prefix).glob(".verl-dag-*")), reason="needs the scripts' environment")
 def test_it_trains_as_it_is(task, zygote, joined_ray):
     environment = {**os.environ, "VERL_DAG_VENV": str(zygote.folder), **joined_ray}

@@ -30,7 +30,7 @@ def material(made_once, sandbox_level, zygote, joined_ray) -> SimpleNamespace:
         model += ["--teacher", "recipe/retool_ma/teacher.py:Teacher"]
         model += ["--output", f"{folder}/model", "--steps", "150", "--problems", "300"]
         for command in (data, model):
-            subprocess.run([zygote.python, *command], cwd=ROOT, env=environment(), check=True, timeout=550)
+            subprocess.run([zygote.python, *command], cwd=ROOT, env=environment(), check=True, timeout=1200)
 
     options = [f"sandbox.{key}={value}" for key, value in sandbox_level.items()]
     folder = made_once("material", make)

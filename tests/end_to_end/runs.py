@@ -75,7 +75,7 @@ def driver_of(material: SimpleNamespace, run: subprocess.Popen) -> int:
 
 def finish(run: subprocess.Popen, out: Path) -> dict[int, dict]:
     try:
-        assert run.wait(timeout=400) == 0, (out.parent / f"{out.name}.log").read_text()[-4000:]
+        assert run.wait(timeout=1200) == 0, (out.parent / f"{out.name}.log").read_text()[-4000:]
     finally:
         run.kill()  # it would train on beside the tests that follow
     return steps(out)

@@ -27,7 +27,7 @@ from tests.end_to_end.runs import (
 )
 from tests.end_to_end.test_end_to_end_algorithms import SCORED_BY_LENGTH
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 AGENTS = ("planner", "executor", "verifier")
 WORKFLOW = "workflow_retool_ma_lora.yaml"
@@ -46,7 +46,9 @@ def evaluated(material, out: Path, *options: str) -> list[list[int]]:
     command += ["--data", f"{material.folder}/data/test.parquet", "--output", str(out), "--max-samples", "4"]
     command += ["--config-path", f"{ROOT}/recipe/retool_ma/config", "--config-name", "tiny_cpu"]
     env = environment(MODEL_PATH=f"{material.folder}/model", **material.ray)
-    done = subprocess.run([*command, *material.options], cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(
+        [*command, *material.options], cwd=ROOT, env=env, capture_output=True, text=True, timeout=1200
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return [call["response_ids"] for episode in episodes_of(out, "validation") for call in episode["calls"]]
 
@@ -122,7 +124,7 @@ def test_a_sync_that_never_arrives_stops_the_run(material, tmp_path, platform):
     settings += [f"workflow.nodes.function_reward.reward={tmp_path}/score.py:score", f"model_path={model}"]
     out = tmp_path / "run"
     run = start(material, out, *settings, workflow="workflow_marft_tiny.yaml", own_ray=bool(platform))
-    assert run.wait(timeout=600) == 2, log_of(out)[-3000:]
+    assert run.wait(timeout=1200) == 2, log_of(out)[-3000:]
     assert "policy actor, version 1: 1 of 1 servers do not have the trainer's weights" in log_of(out)
     assert "reports version 0: no sync reached it since" in log_of(out)
     assert not steps(out).get(2)
@@ -180,12 +182,12 @@ def test_adapters_train_resume_bit_equal_and_are_evaluated_and_merged(material, 
 
     adapter, merged = second / "planner" / "actor", tmp_path / "merged"
     command = [material.zygote.python, "-m", "recipe.dag.cli", "merge", str(adapter), "--output", str(merged)]
-    subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=200)
+    subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=1200)
     base = AutoModelForCausalLM.from_pretrained(material.folder / "model", dtype=torch.float32)
     ids = torch.arange(3, 23)[None]
     with torch.no_grad():
         expected = PeftModel.from_pretrained(base, str(adapter))(ids).logits
         found = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)(ids).logits
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-    refused = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=200)
+    refused = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=1200)
     assert refused.returncode == 2 and "already exists; choose another --output" in refused.stderr

@@ -11,7 +11,7 @@ import pytest
 
 from tests.end_to_end.runs import ROOT, environment, episodes_of, goes_on_from, two_steps
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CHAINED = """
 dag_id: chained

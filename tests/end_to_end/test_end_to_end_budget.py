@@ -9,7 +9,7 @@ import pytest
 
 from tests.end_to_end.runs import TWO_STEPS, episodes_of, finish, log_of, start, steps
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 WORKFLOW = """\
 dag_id: budget
@@ -43,7 +43,7 @@ def test_a_spent_budget_ends_the_run_and_a_larger_one_goes_on(material, tmp_path
     workflow.write_text(WORKFLOW)
     out = tmp_path / "run"
     run = start(material, out, *TWO_STEPS, PROCESSES, workflow=workflow)
-    assert run.wait(timeout=400) == 2, log_of(out)[-4000:]
+    assert run.wait(timeout=1200) == 2, log_of(out)[-4000:]
     (error,) = [line for line in log_of(out).splitlines() if line.startswith("error: ")]
     assert error.startswith("error: policy outside: its budget of 24 calls is spent (24 calls); raise policies.outside")
     assert "Traceback" not in log_of(out)

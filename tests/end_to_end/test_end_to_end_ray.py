@@ -10,7 +10,7 @@ import pytest
 
 from tests.end_to_end.runs import finish, log_of, start
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 SHARDS = ("model", "optim", "extra_state")
 
 
@@ -49,7 +49,7 @@ def test_a_run_with_relative_paths_keeps_its_weights_and_resumes(material, ray_e
     (out / "checkpoints" / "global_step_2" / "main" / "actor" / "model_world_size_1_rank_0.pt").unlink()
     before = len(log_of(out))
     torn = start(material, out, *paths, "trainer.total_training_steps=3", cwd=home, **env)
-    assert torn.wait(timeout=200) == 2
+    assert torn.wait(timeout=1200) == 2
     lines = [line for line in log_of(out)[before:].splitlines() if line.startswith("error:")]
     assert len(lines) == 1 and "main/actor/model_world_size_1_rank_0.pt is missing or torn" in lines[0]
     assert "joining" not in log_of(out)[before:], "it was refused before anything was started"

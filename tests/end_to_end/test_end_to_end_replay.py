@@ -10,7 +10,7 @@ from recipe.dag.report.viewer.page import read_page
 from recipe.dag.report.what_if import read_effects
 from tests.end_to_end.runs import ROOT, environment, episodes_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def asked(material, whole):
     def ask(command: str, *options: str) -> str:
         line = [material.zygote.python, "-m", "recipe.dag.cli", command, str(whole), *options]
         env = environment(**material.ray)
-        done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
+        done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1200)
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 

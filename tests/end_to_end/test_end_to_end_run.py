@@ -12,7 +12,7 @@ import pytest
 
 from tests.end_to_end.runs import comparable, driver_of, episodes_of, finish, log_of, start, steps
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def launch_of(out: Path, number: int) -> dict:
@@ -39,7 +39,7 @@ def test_a_run_measures_and_writes_what_it_promises(whole):
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(material, whole, tmp_path):
     out = tmp_path / "killed"
     run = start(material, out, own_ray=True)
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 1200
     while not (out / "checkpoints" / "global_step_1" / "run.json").is_file():
         assert run.poll() is None and time.monotonic() < deadline, (tmp_path / "killed.log").read_text()[-4000:]
         time.sleep(0.02)

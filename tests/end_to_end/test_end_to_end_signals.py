@@ -12,12 +12,12 @@ import pytest
 
 from tests.end_to_end.runs import comparable, driver_of, finish, log_of, start, steps
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def signalled(material, run, out, number: int, ready, send=os.kill) -> str:
     """Send a signal once `ready()`, wait for the end and return the log. No process of the run outlives it."""
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 1200
     while not ready():
         assert run.poll() is None and time.monotonic() < deadline, log_of(out)[-4000:]
         time.sleep(0.02)
@@ -25,7 +25,7 @@ def signalled(material, run, out, number: int, ready, send=os.kill) -> str:
     family = psutil.Process(driver).children(recursive=True)
     send(driver, number)
     try:
-        assert run.wait(timeout=120) == 128 + number, log_of(out)[-4000:]
+        assert run.wait(timeout=1200) == 128 + number, log_of(out)[-4000:]
     finally:
         run.kill()
     _, alive = psutil.wait_procs(family, timeout=60)

@@ -15,7 +15,7 @@ import pytest
 from recipe.mathchat.judge import judge
 from tests.remote.openai_server import OpenAIServer, scattered
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 TRAINED = ("solver", "coder", "verifier")
@@ -33,7 +33,7 @@ def material(tmp_path_factory, sandbox_level, zygote, joined_ray) -> SimpleNames
     model += ["--teacher", "recipe/mathchat/teacher.py:Teacher", "--output", f"{folder}/model", "--problems", "400"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     for command in (data, model):
-        subprocess.run([zygote.python, *command], cwd=ROOT, env=env, check=True, timeout=600)
+        subprocess.run([zygote.python, *command], cwd=ROOT, env=env, check=True, timeout=1200)
     options = [f"sandbox.{key}={value}" for key, value in sandbox_level.items()]
     return SimpleNamespace(folder=folder, options=options, python=zygote.python, ray=joined_ray)
 
@@ -63,7 +63,7 @@ def train(material: SimpleNamespace, out: Path, url: str, steps: int) -> None:
         "COACH_URL": url,
         "MODEL_PATH": f"{material.folder}/model",
     }
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
 

@@ -33,7 +33,7 @@ def trained(request, tiny_model, tmp_path_factory, zygote) -> SimpleNamespace:
         )
         for rank in range(world)
     ]
-    errors = [process.communicate(timeout=540)[1] for process in ranks]
+    errors = [process.communicate(timeout=900)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [0] * world, "\n".join(errors)[-4000:]
     return SimpleNamespace(out=out, model=tiny_model, half=bool(overrides), **torch.load(out / "result.pt"))
 

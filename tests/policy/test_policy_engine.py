@@ -55,7 +55,7 @@ def steps(tiny_model, untied_model, tmp_path_factory, zygote) -> dict[tuple[int,
             )
             for rank in range(world)
         ]
-        errors = [process.communicate(timeout=540)[1] for process in ranks]
+        errors = [process.communicate(timeout=900)[1] for process in ranks]
         assert [process.returncode for process in ranks] == [0] * world, "\n".join(errors)[-4000:]
         for path in out.glob("*.pt"):
             engine, _, loss = path.stem.rpartition("_")

@@ -72,7 +72,7 @@ def test_ray_worker_processes_have_the_timeout_that_was_typed(tiny_model, tmp_pa
     script = Path(__file__).with_name("worker_timeouts.py")
     command = [zygote.python, str(script), str(tiny_model), str(tmp_path), "actor_rollout_ref.nccl_timeout=37"]
     where = {"cwd": Path(__file__).parents[2], "env": os.environ | joined_ray}
-    process = subprocess.run(command, capture_output=True, text=True, timeout=400, **where)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=1200, **where)
     assert process.returncode == 0, process.stderr[-3000:]
     ranks = [line.split()[1:] for line in process.stdout.splitlines() if line.startswith("TIMEOUTS ")]
     assert len(ranks) == 2

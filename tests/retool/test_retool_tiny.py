@@ -147,7 +147,7 @@ def test_the_script_names_files_that_exist():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(not list(Path(sys.prefix).glob(".verl-dag-*")), reason="needs the scripts' environment")
 def test_the_run_writes_its_table_and_resumes(zygote, joined_ray):
     """Small sizes: the figures mean nothing, but every stage is real."""

@@ -70,7 +70,7 @@ def test_a_game_with_a_tool_is_taught_or_its_fault_is_one_line(tmp_path, capsys)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_game_with_a_tool_is_trained(tmp_path, zygote, joined_ray):
     """A barely warm model already opens doors, since a rollout's prompts are those of its lessons."""
     workflow, model, out = ROOT / "examples" / "gallery" / "workflow_doors.yaml", tmp_path / "model", tmp_path / "out"
