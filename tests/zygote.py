@@ -83,8 +83,13 @@ server.sendmsg([len(request).to_bytes(8, "big")], [streams])
 server.sendall(request)
 answers = server.makefile()
 child = int(answers.readline())
+def forward(number, frame):
+    try:
+        os.kill(child, number)
+    except ProcessLookupError:  # its exit code is on the way
+        pass
 for number in {signals!r}:
-    signal.signal(number, lambda number, frame: os.kill(child, number))
+    signal.signal(number, forward)
 for fd in (0, 1, 2):
     os.close(fd)
 code = int(answers.readline() or -9)

@@ -93,7 +93,7 @@ def test_a_hook_that_blocks_all_episodes_is_named(world, monkeypatch, caplog):
 import time
 class H:
     async def pre_process(self, tokenizer, prompt_ids, obs, *, context):
-        time.sleep(0.9)
+        time.sleep(3)
         return [{"role": "user", "content": "go"}]
 """
     nodes = [{"id": "a", "hooks": "hook.py:H"}]

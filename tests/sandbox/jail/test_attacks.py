@@ -208,9 +208,10 @@ def test_network_is_cut(box):
 
 def test_abstract_sockets_of_the_host_are_out_of_reach(box):
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind("\0verl-dag-test")
+        name = f"verl-dag-test-{os.getpid()}"
+        server.bind(f"\0{name}")
         server.listen()
-        code = TRIES + "import socket\nattempt('x', lambda: socket.socket(socket.AF_UNIX).connect('\\0verl-dag-test'))"
+        code = TRIES + f"import socket\nattempt('x', lambda: socket.socket(socket.AF_UNIX).connect('\\0{name}'))"
         assert answers(box.run(code))["x"] == "ECONNREFUSED"
 
 
