@@ -237,12 +237,16 @@ def test_the_doctor_notes_that_torchao_is_missing(monkeypatch):
         doctor.CHECKS["torchao"]()
 
 
-def test_the_layers_that_recompute_their_mlp_only_are_an_option_of_the_engine(configure):
-    model = configure({"model.recompute_mlp_only": 7}, platform="cuda").actor_rollout_ref.model
-    assert model.fused_kernel_options.recompute_mlp_only == 7 and "recompute_mlp_only" not in model
-    offloading = {"model.recompute_mlp_only": 7, "model.enable_activation_offload": True}
-    model = configure(offloading, platform="cuda").actor_rollout_ref.model
-    assert model.fused_kernel_options.recompute_mlp_only == 0
+def test_the_numbers_of_layers_that_recompute_less_are_options_of_the_engine(configure):
+    numbers = {"model.recompute_mlp_only": 7, "model.recompute_nothing": 2}
+    model = configure(numbers, platform="cuda").actor_rollout_ref.model
+    options = model.fused_kernel_options
+    assert (options.recompute_mlp_only, options.recompute_nothing) == (7, 2)
+    assert not {"recompute_mlp_only", "recompute_nothing"} & model.keys()
+    options = configure(
+        numbers | {"model.enable_activation_offload": True}
+    ).actor_rollout_ref.model.fused_kernel_options
+    assert (options.recompute_mlp_only, options.recompute_nothing) == (0, 0)
 
 
 @pytest.mark.parametrize(

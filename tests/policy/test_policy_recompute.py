@@ -19,14 +19,14 @@ SHAPE = {
 FAMILIES = {"qwen2": Qwen2Config(**SHAPE), "gemma2": Gemma2Config(**SHAPE, head_dim=8)}
 
 
-def step(family: str, layers: int | None) -> tuple[torch.Tensor, int, int]:
+def step(family: str, layers: int | None, nothing: int = 0) -> tuple[torch.Tensor, int, int]:
     """Return (loss and gradients, calls of the projections up and of attention, values kept) of one step; None: without
     any recompute."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(FAMILIES[family], attn_implementation="sdpa").train()
     if layers is not None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        recompute.install(model, layers)
+        recompute.install(model, layers, nothing)
     calls = {"up_proj": 0, "o_proj": 0}
     for name, module in model.named_modules():
         if (last := name.rpartition(".")[2]) in calls:
@@ -53,6 +53,15 @@ def test_a_step_is_the_one_without_recompute(family, layers):
     torch.testing.assert_close(found[0], plain[0], atol=1e-7, rtol=1e-6)
     assert found[1] == 2 * plain[1], "every layer computes its MLP twice"
     assert found[2] == plain[2] + 3 - layers, "and these layers their attention once"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("mlp_only", "nothing"), [(1, 1), (3, 2), (0, 3), (3, 9)])
+def test_layers_that_recompute_nothing_are_behind_those_that_recompute_their_mlp(family, mlp_only, nothing):
+    plain, found = step(family, None), step(family, mlp_only, nothing)
+    torch.testing.assert_close(found[0], plain[0], atol=1e-7, rtol=1e-6)
+    recomputed = max(3 - nothing, 0)
+    assert found[1] == plain[1] + recomputed and found[2] == plain[2] + max(recomputed - mlp_only, 0)
 
 
 def test_mlps_are_most_of_what_a_layer_keeps():

@@ -12,7 +12,7 @@ from recipe.dag.settings.values import KINDS
 from recipe.dag.settings.verl_run import READ, SAME
 from recipe.dag.workflow.verl_keys import REPLACED
 
-NOT_COMPOSED = {"mixed_precision", "recompute_mlp_only"}
+NOT_COMPOSED = {"mixed_precision", "recompute_mlp_only", "recompute_nothing"}
 """Keys of verl's dataclasses that its configuration files leave out, and dag.yaml's own below verl's sections."""
 OTHERS = {"hydra", "actor_rollout_ref.model_params", "actor_rollout_ref.rollout.repetition_penalty"}
 OTHERS |= {"actor_rollout_ref.actor.dpo_beta", "trainer.ref_update_freq"}

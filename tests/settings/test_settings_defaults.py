@@ -10,12 +10,11 @@ from omegaconf import OmegaConf
 from recipe.dag.core.errors import UserError
 from recipe.dag.settings import defaults
 from recipe.dag.settings.compose import compose_config
+from recipe.dag.settings.decision_lines import describe, describe_memory
 from recipe.dag.settings.defaults import (
     apply,
     check_servers,
     decide,
-    describe,
-    describe_memory,
     moments_of,
     on_cpu,
     useful_tokens,
@@ -102,20 +101,21 @@ def test_micro_batches_shrink_before_anything_is_offloaded(decided):
 
 
 @pytest.mark.parametrize(
-    ("model", "gpus", "size", "kept", "recompute", "mlp_only"),
+    ("model", "gpus", "size", "kept", "recompute", "mlp_only", "nothing"),
     [
-        ("3b", 1, CARD, True, True, 36),
-        ("3b", 2, CARD, True, True, 36),
-        ("3b", 8, CARD, True, False, 0),
-        ("3b", 1, 72 * 10**9, True, True, 0),
-        ("7b", 4, 55 * 10**9, False, True, 2),
-        ("0.5b", 1, CARD, True, False, 0),
-        ("0.5b", 1, 24 * 10**9, True, True, 19),
-        ("0.2b", 1, CARD, True, False, 0),
+        ("3b", 1, CARD, True, True, 35, 1),
+        ("3b", 2, CARD, True, True, 19, 17),
+        ("3b", 4, CARD, True, True, 11, 25),
+        ("3b", 8, CARD, True, False, 0, 0),
+        ("3b", 1, 72 * 10**9, True, True, 0, 0),
+        ("7b", 4, 55 * 10**9, False, True, 2, 0),
+        ("0.5b", 1, CARD, True, False, 0, 0),
+        ("0.5b", 1, 24 * 10**9, True, True, 19, 0),
+        ("0.2b", 1, CARD, True, False, 0, 0),
     ],
 )
 def test_weights_stay_gathered_and_layers_keep_activations_where_they_fit(
-    model, gpus, size, kept, recompute, mlp_only, decided, monkeypatch
+    model, gpus, size, kept, recompute, mlp_only, nothing, decided, monkeypatch
 ):
     monkeypatch.setattr(defaults, "liger_is_installed", lambda: True)
     decision, run = decided(model, machine(gpus, size))
@@ -124,7 +124,7 @@ def test_weights_stay_gathered_and_layers_keep_activations_where_they_fit(
     assert run.actor_rollout_ref.ref.fsdp_config.reshard_after_forward is not kept
     model = run.actor_rollout_ref.model
     assert (model.enable_gradient_checkpointing, model.recompute_mlp_only) == (recompute, mlp_only)
-    assert decision.memory[0].fits
+    assert model.recompute_nothing == nothing and decision.memory[0].fits
     assert decision.memory[0].phases[1].used <= 0.9 * size or (recompute and not mlp_only)
 
 
@@ -173,6 +173,11 @@ def test_recompute_that_is_set_is_left_as_it_is(override, recompute, mlp_only, d
     _, run = decided("0.5b", machine(1), f"actor_rollout_ref.{override}")
     model = run.actor_rollout_ref.model
     assert (model.enable_gradient_checkpointing, model.recompute_mlp_only) == (recompute, mlp_only)
+
+
+def test_policies_that_share_gpus_recompute_every_mlp(decided):
+    alone, together = (decided("3b", machine(4), policies=count)[0] for count in (1, 2))
+    assert alone.nothing and not together.nothing and together.mlp_only == 36
 
 
 def test_a_policy_that_recomputes_mlps_keeps_the_others_from_no_recompute(decided):

@@ -114,7 +114,8 @@ def estimate_gpus(workflow: Workflow, config: DictConfig | None, gpu_gb: float |
         }
     if config.platform == "cpu":
         return {"no_gpus": "Memory of each GPU: none is used (platform=cpu)"}
-    from recipe.dag.settings.defaults import apply, decide, describe
+    from recipe.dag.settings.decision_lines import describe
+    from recipe.dag.settings.defaults import apply, decide
     from recipe.dag.workflow.machine import Machine, this_machine
     from recipe.dag.workflow.memory import GB
 

@@ -42,6 +42,7 @@ from recipe.dag.policy.shared_folders import check_folders
 from recipe.dag.report.phases import PHASES, announce, end_phase
 from recipe.dag.report.run_record import write_run_record
 from recipe.dag.settings import defaults
+from recipe.dag.settings.decision_lines import describe, describe_memory
 from recipe.dag.settings.pools import plan_pools
 from recipe.dag.settings.typed import Typed
 from recipe.dag.settings.verl_run import NO_EFFECT
@@ -318,8 +319,8 @@ def choose_defaults(config: DictConfig, workflow: Workflow, platform: str) -> It
     decision = defaults.decide(config, workflow, this_machine, visible=torch.cuda.device_count())
     defaults.apply(config, decision)
     defaults.check_servers(config, workflow)
-    yield from defaults.describe(decision, this_machine, config, workflow)
-    yield from defaults.describe_memory(decision, this_machine)
+    yield from describe(decision, this_machine, config, workflow)
+    yield from describe_memory(decision, this_machine)
 
 
 def _print_warnings(typed: Mapping[str, Typed], workflow: Workflow, *, evaluate_only: bool) -> None:

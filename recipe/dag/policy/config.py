@@ -211,12 +211,12 @@ def prepare_model(model: DictConfig, *, platform: str, sequence_parallel: bool) 
         chosen = packed if model.use_remove_padding else PADDED
         model.override_config = {**model.override_config, "attn_implementation": chosen}
     backend = model.fused_kernel_options.impl_backend or ("torch" if platform == "cpu" else "triton")
-    layers = model.pop("recompute_mlp_only", None) or 0
+    recompute = {key: model.pop(key, None) or 0 for key in ("recompute_mlp_only", "recompute_nothing")}
     # verl's own switch replaces the forward of the model's class; recipe.dag.policy.engine reads the options instead
     model.fused_kernel_options = {
         "impl_backend": backend if model.use_fused_kernels else None,
         # verl's offloading of activations recomputes whole layers itself
-        "recompute_mlp_only": 0 if model.enable_activation_offload else layers,
+        **(dict.fromkeys(recompute, 0) if model.enable_activation_offload else recompute),
     }
     model.use_fused_kernels = False
     model.use_liger = platform != "cpu" and uses_liger(model)  # its kernels need a GPU

@@ -179,8 +179,8 @@ class PolicyEngine(QuantizedMoments, FullOffload, GatheredWeights, PackedInputs,
     """Scores only the sampled tokens of packed rows.
 
     `fused_kernel_options` of the model's configuration: `impl_backend` selects the implementation: triton or torch
-    compute log-probs without logits, null computes them from the model's logits. `recompute_mlp_only` is a number of
-    layers (`recompute.install`).
+    compute log-probs without logits, null computes them from the model's logits. `recompute_mlp_only` and
+    `recompute_nothing` are numbers of layers (`recompute.install`).
     """
 
     fused = False
@@ -197,8 +197,9 @@ class PolicyEngine(QuantizedMoments, FullOffload, GatheredWeights, PackedInputs,
     def _build_module(self) -> torch.nn.Module:
         module = super()._build_module()
         options = self.model_config.fused_kernel_options or {}
-        if self.model_config.enable_gradient_checkpointing and (layers := options.get("recompute_mlp_only")):
-            recompute.install(module, layers)
+        if self.model_config.enable_gradient_checkpointing:
+            layers = (options.get(key) or 0 for key in ("recompute_mlp_only", "recompute_nothing"))
+            recompute.install(module, *layers)
         backend = options.get("impl_backend")
         if backend is not None and self.use_remove_padding and self.keeps_rows_whole:
             if reason := linear_head.why_not(module):

@@ -1,4 +1,4 @@
-"""Recompute of a layer's MLP only, in place of the whole layer, as transformers does.
+"""Recompute of a layer's MLP only, or of nothing, in place of the whole layer, as transformers does.
 
 Invariant: values and gradients do not change. The MLP's activations are most of a layer's, and attention the most
 expensive to compute again for its size. `recipe.dag.workflow.trainer_memory` says what the other activations take.
@@ -18,10 +18,14 @@ PRE_NORM = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 """Children of a layer whose MLP reads only the norm after its attention (Llama, Mistral, Qwen2, Qwen3)."""
 
 
-def install(model: Any, layers: int) -> None:
-    """Make the first `layers` layers of a transformers model recompute their MLP only, if the model has layers with an
-    `mlp`. Only these instances change, not their classes."""
-    for layer in getattr(model.base_model, "layers", ())[:layers]:
+def install(model: Any, mlp_only: int, nothing: int = 0) -> None:
+    """Make the last `nothing` layers of a transformers model recompute nothing, and of the others the first `mlp_only`
+    their MLP only, if they have an `mlp`. Only these instances change, not their classes."""
+    layers = getattr(model.base_model, "layers", ())
+    recomputed = max(len(layers) - nothing, 0)
+    for layer in layers[recomputed:]:  # the last ones: the backward pass frees theirs first
+        layer.gradient_checkpointing = False
+    for layer in layers[: min(mlp_only, recomputed)]:
         if hasattr(layer, "mlp"):
             layer.gradient_checkpointing = False
             _recompute_mlp(layer)

@@ -8,6 +8,7 @@ starts, recorded with its configuration, and do not affect learning.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +26,7 @@ from recipe.dag.workflow.machine import Machine
 from recipe.dag.workflow.memory import GB, Moments, PolicyOnGpu, Pool, PoolMemory, estimate_pool, judge_pool
 from recipe.dag.workflow.model_size import UnknownSize, context_of, size_of
 from recipe.dag.workflow.schema import Workflow
-from recipe.dag.workflow.trainer_memory import Head, TrainerOptions, mlp_only_bytes, moment_bytes
+from recipe.dag.workflow.trainer_memory import Head, TrainerOptions, moment_bytes
 from recipe.dag.workflow.verl_keys import RUN
 
 TOKENS = 16384
@@ -41,13 +42,9 @@ ONCE = "actor.fsdp_config.use_no_sync_for_gradient_accumulation"
 OFFLOAD_POLICY = "actor.fsdp_config.offload_policy"
 LIGER = "model.use_liger"
 RECOMPUTE = "model.enable_gradient_checkpointing"
-MLP_ONLY = "model.recompute_mlp_only"
+MLP_ONLY, NOTHING = "model.recompute_mlp_only", "model.recompute_nothing"
 SPARE = 0.1
 """Share of a GPU that stays free when layers keep more activations: speed alone should not fill a GPU."""
-HOST_BESIDE = 15 * GB
-"""Host bytes per policy and GPU: its trainer, its server, a share of the driver (measured: three of 3B on one GPU)."""
-RAY_KILLS_AT = 0.95
-"""Share of the host's memory at which Ray ends workers (`RAY_memory_usage_threshold`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +63,8 @@ class Decision:
     """Layers recompute their activations in the backward pass."""
     mlp_only: int = 0
     """Layers that recompute their MLP only, in every model."""
+    nothing: int = 0
+    """Layers beside these that recompute nothing."""
     reduce_once: bool = False
     """Gradients are reduced after an update's last micro-batch, and whole until then, on any number of GPUs."""
     keep_base: bool = False
@@ -148,6 +147,8 @@ def decide(config: DictConfig, workflow: Workflow, machine: Machine, *, visible:
     once = replace(decision, reduce_once=True)
     if not any(PolicyKeys(config, workflow, name)[OFFLOAD_POLICY] for name in workflow.trained_policies()):
         decision = once if _leaves_spare(config, workflow, once, available) else decision
+    if decision.mlp_only and _is_open(config, workflow, RECOMPUTE) and _train_alone(config, workflow, decision):
+        decision = _with_most_layers(config, workflow, decision, available, NOTHING)
     return replace(decision, memory=tuple(judge_pool(pool, available) for pool in _pools(config, workflow, decision)))
 
 
@@ -178,10 +179,7 @@ def _with_least_recompute(config: DictConfig, workflow: Workflow, decision: Deci
         for each in _or_smaller(config, workflow, replace(decision, checkpointing=False))[: 1 + adapters]:
             if _leaves_spare(config, workflow, each, available):
                 return each
-    if None not in mlp_only:
-        return decision
-    rooms = (_room_for_mlp_only(pool, available) for pool in _pools(config, workflow, decision))
-    return replace(decision, mlp_only=min(rooms, default=0))
+    return _with_most_layers(config, workflow, decision, available, MLP_ONLY)
 
 
 def _leaves_spare(config: DictConfig, workflow: Workflow, decision: Decision, available: int) -> bool:
@@ -190,16 +188,24 @@ def _leaves_spare(config: DictConfig, workflow: Workflow, decision: Decision, av
     return all(memory.fits for memory in memories) and all(p.used <= available * (1 - SPARE) for p in phases)
 
 
-def _room_for_mlp_only(pool: Pool, available: int) -> int:
-    """Return the number of layers that may keep what only recomputing their MLP requires, in every model of `pool`."""
-    phases = {phase.name: phase.used for phase in estimate_pool(pool, available).phases}
-    counts = []
-    for policy in pool.policies:
-        if policy.trainer is not None:
-            room = available * (1 - SPARE) - phases[f"backward of {policy.name}"]
-            layers = int(room // mlp_only_bytes(policy.size, policy.trainer)) if policy.trainer.checkpointing else 0
-            counts.append(max(0, min(layers, policy.size.layers)))
-    return min(counts, default=0)
+def _train_alone(config: DictConfig, workflow: Workflow, decision: Decision) -> bool:
+    """Return whether no two policies train on a GPU: what torch caches for one of them, no estimate knows."""
+    pools = _pools(config, workflow, decision)
+    return all(sum(policy.trainer is not None for policy in pool.policies) <= 1 for pool in pools)
+
+
+def _with_most_layers(config: DictConfig, workflow: Workflow, decision: Decision, available: int, key: str) -> Decision:
+    """Return `decision` with as many layers in every model as leave `SPARE` free for `key`, if it is open."""
+    pools, field = _pools(config, workflow, decision), {MLP_ONLY: "mlp_only", NOTHING: "nothing"}[key]
+    trained = [policy for pool in pools for policy in pool.policies if policy.trainer is not None]
+    layers = min((policy.size.layers * policy.trainer.checkpointing for policy in trained), default=0)
+
+    def is_too_many(count: int) -> bool:
+        return not _leaves_spare(config, workflow, replace(decision, **{field: count}), available)
+
+    count = bisect_left(range(1, layers + 1), True, key=is_too_many) if _is_open(config, workflow, key) else 0
+    found = replace(decision, **{field: count})
+    return replace(found, mlp_only=min(found.mlp_only, layers - found.nothing))
 
 
 def _gpu_bytes(config: DictConfig, machine: Machine, gpus: int) -> int | None:
@@ -268,7 +274,8 @@ def _trainer(keys: PolicyKeys, longest: int, decision: Decision, moments: float)
         tokens = int(keys["actor.ppo_max_token_len_per_gpu"] or decision.tokens)
     decided = dict.fromkeys((f"actor.fsdp_config.{key}" for key in OFFLOADS), bool(decision.offload))
     decided |= {RESHARD: decision.reshard, LIGER: liger_is_installed()}
-    decided |= {RECOMPUTE: decision.checkpointing, MLP_ONLY: decision.mlp_only, ONCE: decision.reduce_once}
+    decided |= {RECOMPUTE: decision.checkpointing, ONCE: decision.reduce_once}
+    decided |= {MLP_ONLY: decision.mlp_only, NOTHING: decision.nothing}
     values = {key: value if (written := keys[key]) is None else written for key, value in decided.items()}
     return TrainerOptions(
         tokens=tokens,
@@ -277,6 +284,7 @@ def _trainer(keys: PolicyKeys, longest: int, decision: Decision, moments: float)
         head=_head(keys),
         checkpointing=bool(values[RECOMPUTE]),
         mlp_only=int(values[MLP_ONLY]),
+        nothing=int(values[NOTHING]),
         liger=bool(values[LIGER]),
         reshard=bool(values[RESHARD]),
         reduce_once=bool(values[ONCE]),
@@ -306,83 +314,31 @@ def _head(keys: PolicyKeys) -> Head:
 
 def apply(config: DictConfig, decision: Decision) -> None:
     """Write a decision into the configuration where that is null."""
-    offload = decision.offload
+    node = config.actor_rollout_ref
     with open_dict(config):
-        if config.trainer.n_gpus_per_node is None:
-            config.trainer.n_gpus_per_node = decision.gpus
-        if config.rollout.keep_base is None:
-            config.rollout.keep_base = decision.keep_base
-        actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
-        if actor.ppo_max_token_len_per_gpu is None:
-            actor.ppo_max_token_len_per_gpu = decision.tokens
-        if model.enable_gradient_checkpointing is None:
-            model.enable_gradient_checkpointing = decision.checkpointing
-        if model.recompute_mlp_only is None:
-            model.recompute_mlp_only = decision.mlp_only
-        for engine in (actor.fsdp_config, config.critic.fsdp):
+        _fill(config.trainer, n_gpus_per_node=decision.gpus)
+        _fill(config.rollout, keep_base=decision.keep_base)
+        _fill(node.actor, ppo_max_token_len_per_gpu=decision.tokens)
+        _fill(node.model, enable_gradient_checkpointing=decision.checkpointing)
+        _fill(node.model, recompute_mlp_only=decision.mlp_only, recompute_nothing=decision.nothing)
+        for engine in (node.actor.fsdp_config, config.critic.fsdp):
+            if decision.offload is not None:
+                _fill(engine, **dict.fromkeys(OFFLOADS, decision.offload and not engine.get("offload_policy")))
             # null leaves it to the number of a policy's processes
             once = True if decision.reduce_once else None
-            values = {"reshard_after_forward": decision.reshard, "use_no_sync_for_gradient_accumulation": once}
-            if offload is not None:
-                values |= dict.fromkeys(OFFLOADS, offload and not engine.get("offload_policy"))
-            for key, value in values.items():
-                if engine[key] is None:
-                    engine[key] = value
+            _fill(engine, reshard_after_forward=decision.reshard, use_no_sync_for_gradient_accumulation=once)
+
+
+def _fill(node: DictConfig, **values: Any) -> None:
+    for key, value in values.items():
+        if node[key] is None:
+            node[key] = value
 
 
 def on_cpu(config: DictConfig) -> Decision:
     """Return the decision for a run without GPUs: one process per policy, nothing offloaded."""
     tokens = default_tokens(longest_row(config))
     return Decision(gpus=1, tokens=tokens, offload=None, reshard=False, checkpointing=False)
-
-
-def describe(decision: Decision, machine: Machine, config: DictConfig, workflow: Workflow) -> Iterator[str]:
-    """Yield lines that describe the values that `apply` has written to `config`."""
-    sizes = [f"{size / GB:.1f}" for size in machine.gpu_bytes[: decision.gpus]]
-    memory = f" of {' and '.join(dict.fromkeys(sizes))} GB" if sizes else ""
-    all_visible = ", all that are visible" if decision.all_visible and machine.gpu_bytes else ""
-    yield f"GPUs of each machine: {decision.gpus}{memory}{all_visible}"
-    if trained := workflow.trained_policies():
-        actor = config.actor_rollout_ref.actor
-        offloads = [key for key in (*OFFLOADS, "offload_policy") if actor.fsdp_config.get(key)]
-        size = f"{actor.ppo_max_token_len_per_gpu:,} tokens" if actor.use_dynamic_bsz else "by rows"
-        yield f"micro-batches: {size}; offload: {', '.join(offloads) or 'none'}"
-        yield _describe_passes(config.actor_rollout_ref)
-        if any(workflow.policies[name].lora for name in trained):
-            where = "on the GPU" if config.rollout.keep_base else "in host memory"
-            yield f"servers of adapters keep their base {where} while they sleep"
-
-
-def _describe_passes(node: DictConfig) -> str:
-    model = node.model
-    mlps = f", only the MLP in {model.recompute_mlp_only} of them" if model.recompute_mlp_only else ""
-    gathered = "for each layer" if node.actor.fsdp_config.reshard_after_forward else "once a pass"
-    liger = "Liger's" if uses_liger(model) else "transformers'"
-    recomputed = f"all layers{mlps}" if model.enable_gradient_checkpointing else "none"
-    once = "; gradients reduced once an update" if OmegaConf.select(node, ONCE) else ""
-    return f"kernels: {liger}; weights gathered {gathered}{once}; recomputed in the backward pass: {recomputed}"
-
-
-def describe_memory(decision: Decision, machine: Machine) -> Iterator[str]:
-    """Yield a line for each pool that says whether it fits, and what to change if it does not."""
-    if decision.unknown:
-        yield f"memory: not estimated ({decision.unknown})"
-    for pool in decision.memory:
-        yield f"{'' if pool.fits else 'warning: '}memory of {', '.join(pool.policies)} on each GPU: {pool.verdict}"
-    yield from _describe_host(decision, machine)
-
-
-def _describe_host(decision: Decision, machine: Machine) -> Iterator[str]:
-    host = sum(pool.host for pool in decision.memory)
-    if machine.host_bytes is None or not host:
-        return
-    beside = HOST_BESIDE * sum(len(pool.policies) * pool.gpus for pool in decision.memory)
-    if host + beside > RAY_KILLS_AT * machine.host_bytes:
-        yield (
-            f"warning: offloading takes {host / GB:.0f} GB of host memory, and the processes about "
-            f"{beside / GB:.0f}; this machine has {machine.host_bytes / GB:.0f}, and Ray ends a run at "
-            f"{RAY_KILLS_AT:.0%} of it"
-        )
 
 
 def check_servers(config: DictConfig, workflow: Workflow) -> None:

@@ -139,6 +139,7 @@ KINDS: dict[str, ValueKind] = {
     f"{RUN}.model.use_liger": _TRUTH_OR_NULL,
     f"{RUN}.model.enable_gradient_checkpointing": _TRUTH_OR_NULL,
     f"{RUN}.model.recompute_mlp_only": or_null(whole(0)),
+    f"{RUN}.model.recompute_nothing": or_null(whole(0)),
     f"{RUN}.ref.fsdp_config.reshard_after_forward": _TRUTH_OR_NULL,
     f"{RUN}.actor.kl_loss_type": ANY_KL,
     f"{RUN}.nccl_timeout": COUNT,

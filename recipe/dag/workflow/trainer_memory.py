@@ -78,6 +78,8 @@ class TrainerOptions:
     """Layers recompute their activations in the backward pass."""
     mlp_only: int = 0
     """Layers that recompute those of their MLP only."""
+    nothing: int = 0
+    """Other layers, which recompute none."""
     liger: bool = False
     """Norms, rotary embeddings and MLPs are Liger's kernels."""
     adapters: int = 0
@@ -140,15 +142,11 @@ def activation_bytes(size: ModelSize, options: TrainerOptions, head: Head | None
     projected = head_bytes(size, tokens, options.head if head is None else head)
     if not options.checkpointing:
         return size.layers * saved + max(working, projected)
-    inputs = size.layers * tokens * size.hidden * BF16
-    inputs += min(options.mlp_only, size.layers) * mlp_only_bytes(size, options)
-    return inputs + max(saved + working, projected)
-
-
-def mlp_only_bytes(size: ModelSize, options: TrainerOptions) -> int:
-    """Return the bytes that a layer keeps in addition to its input if it recomputes its MLP only."""
-    values = (BESIDE_MLP[options.liger] - 1) * size.hidden + 2 * size.key_value_width
-    return BF16 * values * options.tokens
+    nothing = min(options.nothing, size.layers)
+    recomputed = size.layers - nothing
+    beside_input = BF16 * tokens * ((BESIDE_MLP[options.liger] - 1) * size.hidden + 2 * size.key_value_width)
+    inputs = recomputed * tokens * size.hidden * BF16 + min(options.mlp_only, recomputed) * beside_input
+    return nothing * saved + inputs + max(saved + working, projected)
 
 
 def _per_layer(size: ModelSize, widths: tuple[int, int]) -> int:
@@ -204,7 +202,7 @@ def update_phases(size: ModelSize, gpus: int, options: TrainerOptions, *, critic
     root = parameters - size.layers * layer
     head = Head.FUSED if critic else options.head
     if critic:  # its engine recomputes whole layers
-        options = replace(options, mlp_only=0)
+        options = replace(options, mlp_only=0, nothing=0)
     activations = activation_bytes(size, options, head)
     gathered = root + UNSHARDED_LAYERS * layer if options.reshard else parameters
     if options.adapters and gpus == 1 and not options.offload_policy:  # their engine gathers nothing, and casts A and B

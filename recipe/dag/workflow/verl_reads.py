@@ -35,7 +35,7 @@ ACTOR: dict[str, str] = {
     "actor.checkpoint": _CHECKPOINT,
     "ref": "strategy log_prob_max_token_len_per_gpu ulysses_sequence_parallel_size pad_to_length",
     "ref.fsdp_config": _SHARDING,
-    "model": f"{_MODEL} recompute_mlp_only",  # PolicyEngine reads the latter
+    "model": f"{_MODEL} recompute_mlp_only recompute_nothing",  # PolicyEngine reads the latter two
     "model.mtp": "enable enable_rollout speculative_algorithm speculative_num_steps speculative_eagle_topk "
     "speculative_num_draft_tokens",
     "rollout": "dtype gpu_memory_utilization enforce_eager free_cache_engine tensor_model_parallel_size "
