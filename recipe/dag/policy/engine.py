@@ -132,7 +132,9 @@ class GatheredWeights(Engine):
         """Gather once the weights of layers that no pass has called, as of a vision tower or of output embeddings below
         a value head: where FSDP2 reduces no gradients, it fails for such layers (`to_accumulated_grad_if_needed`)."""
         for module in self.module.modules():
-            group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+            if not isinstance(module, FSDPModule):
+                continue
+            group = cast(Any, module)._get_fsdp_state()._fsdp_param_group
             if group is not None and not all(hasattr(each, "_unsharded_param") for each in group.fsdp_params):
                 module.unshard()
                 module.reshard()
@@ -217,10 +219,11 @@ class PolicyEngine(QuantizedMoments, FullOffload, GatheredWeights, PackedInputs,
         """
         if self.served_dtype is None:
             return super().get_per_tensor_param(**kwargs)
-        names = {name for part in (self.module.named_parameters(), self.module.named_buffers()) for name, _ in part}
+        module: Any = self.module  # a model that FSDP2 has sharded in place
+        names = {name for part in (module.named_parameters(), module.named_buffers()) for name, _ in part}
         # a tied weight has two names in the state, of which servers need one, as model files have one
-        weights = {name: weight for name, weight in self.module.state_dict().items() if name in names}
-        weights = convert_weight_keys(weights, self.module)
+        weights = {name: weight for name, weight in module.state_dict().items() if name in names}
+        weights = convert_weight_keys(weights, module)
         whole = ((name, self._whole(weight)) for name, weight in weights.items())
         return unfuse_moe_params(whole, self.model_config.hf_config.model_type), None
 
@@ -230,7 +233,7 @@ class PolicyEngine(QuantizedMoments, FullOffload, GatheredWeights, PackedInputs,
         weight = weight.to(get_device_id(), non_blocking=True)
         if weight.dim() > 1:  # servers keep some vectors in fp32
             weight = weight.to(self.served_dtype)
-        return weight.full_tensor()
+        return cast(DTensor, weight).full_tensor()
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict, dict]:
         inputs, output_args = super().prepare_model_inputs(micro_batch)

@@ -197,8 +197,8 @@ def _train_alone(config: DictConfig, workflow: Workflow, decision: Decision) -> 
 def _with_most_layers(config: DictConfig, workflow: Workflow, decision: Decision, available: int, key: str) -> Decision:
     """Return `decision` with as many layers in every model as leave `SPARE` free for `key`, if it is open."""
     pools, field = _pools(config, workflow, decision), {MLP_ONLY: "mlp_only", NOTHING: "nothing"}[key]
-    trained = [policy for pool in pools for policy in pool.policies if policy.trainer is not None]
-    layers = min((policy.size.layers * policy.trainer.checkpointing for policy in trained), default=0)
+    trained = [(policy.size, policy.trainer) for pool in pools for policy in pool.policies if policy.trainer]
+    layers = min((size.layers if options.checkpointing else 0 for size, options in trained), default=0)
 
     def is_too_many(count: int) -> bool:
         return not _leaves_spare(config, workflow, replace(decision, **{field: count}), available)
