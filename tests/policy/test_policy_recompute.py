@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, Qwen2Config
+from transformers import AutoModelForCausalLM, Gemma2Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from recipe.dag.policy import recompute
+from recipe.dag.workflow.model_size import size_of
+from recipe.dag.workflow.trainer_memory import saved_values
 
 SHAPE = {
     "vocab_size": 50,
@@ -77,3 +79,37 @@ def test_values_without_gradients_are_computed_once():
         plain = model(input_ids=ids).logits
         recompute.install(model, 3)
         assert torch.equal(model(input_ids=ids).logits, plain)
+
+
+HEADS = {**SHAPE, "num_attention_heads": 8, "num_key_value_heads": 2}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 16}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        lambda **shape: Qwen2Config(**shape | {"num_key_value_heads": 8}),
+        lambda **shape: Qwen3Config(**shape, head_dim=8),
+        lambda **shape: Qwen3MoeConfig(**shape, head_dim=8, **EXPERTS),
+    ],
+    ids=["equal heads", "wide heads with norms", "experts"],
+)
+def test_the_estimate_of_what_a_layer_keeps_holds_for_every_kind_of_layer(config, tmp_path):
+    def kept(layers: int) -> float:
+        """Return the bf16 values per token that a model of so many layers keeps."""
+        made = config(**HEADS | {"num_hidden_layers": layers})
+        made.save_pretrained(tmp_path)
+        model = AutoModelForCausalLM.from_config(made, attn_implementation="sdpa", dtype=torch.bfloat16).train()
+        own, found = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}, {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            found[storage.data_ptr()] = storage  # the storage, so that none of the next has its address
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(input_ids=torch.arange(48).reshape(1, -1), use_cache=False)
+        return sum(storage.nbytes() for address, storage in found.items() if address not in own) / 48 / 2
+
+    measured = (kept(3) - kept(1)) / 2
+    assert 0.7 < measured / sum(saved_values(size_of(str(tmp_path)), liger=False)) < 1

@@ -135,8 +135,9 @@ def test_retry_after_is_honoured(monkeypatch):
 
 def test_no_more_requests_at_once_than_allowed():
     async def pause():
-        while server.most_in_flight < 3:
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(60):
+            while server.most_in_flight < 3:
+                await asyncio.sleep(0.001)
         await asyncio.sleep(0.02)
 
     with OpenAIServer(before=pause) as server:

@@ -164,6 +164,7 @@ def test_the_moments_of_each_optimizer_are_counted(decided):
     [
         ("model.recompute_mlp_only=3", True, 3),
         ("model.recompute_mlp_only=0", True, 0),
+        ("model.recompute_nothing=0", True, 24),
         ("model.enable_gradient_checkpointing=true", True, 24),
         ("model.enable_gradient_checkpointing=false", False, 0),
         ("model.enable_activation_offload=true", True, 0),
@@ -279,7 +280,7 @@ def test_decisions_are_printed_in_words(decided):
         "kernels: transformers'; weights gathered once a pass; gradients reduced once an update; recomputed in the "
         "backward pass: all layers, only the MLP in 5 of them",
     ]
-    assert list(describe_memory(decision, machine(1))) == ["memory of p0, p1, p2 on each GPU: fits: 76.5 of 85.5 GB"]
+    assert list(describe_memory(decision, machine(1))) == ["memory of p0, p1, p2 on each GPU: fits: 76.6 of 85.5 GB"]
     poor = Machine((CARD,), 200 * 10**9)
     assert list(describe_memory(decision, poor))[-1] == (
         "warning: offloading takes 162 GB of host memory, and the processes about 45; this machine has 200, and "

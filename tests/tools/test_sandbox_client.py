@@ -123,8 +123,9 @@ def test_no_more_than_max_concurrent_at_once():
         nonlocal now, most
         now += 1
         most = max(most, now)
-        while most < 3:
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(60):
+            while most < 3:
+                await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
         now -= 1
         return web.json_response(finished())

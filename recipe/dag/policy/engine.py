@@ -215,7 +215,7 @@ class PolicyEngine(QuantizedMoments, FullOffload, GatheredWeights, PackedInputs,
         """Return (name, whole weight) of each weight, and no configuration of an adapter.
 
         verl gathers weights in the trainer's number format. Here a matrix is rounded to the servers' before it is
-        gathered, as the servers would round it: half of the bytes go between GPUs and to the servers.
+        gathered, as a server rounds what it keeps in that format: half of the bytes go between GPUs and to the servers.
         """
         if self.served_dtype is None:
             return super().get_per_tensor_param(**kwargs)

@@ -27,7 +27,8 @@ async def send_weights(
     """Load these weights into the server behind `engine`, whose ranks have GPUs of `device_mesh`[`device_mesh_key`].
 
     As SGLang's `update_weights`, which verl calls: every rank of the mesh calls it with the same names; the first one
-    sends. The memory can be used again when it returns: the server has copied the weights.
+    sends, and returns when the server has copied the weights. torch keeps a rank's memory until the server lets go of
+    it.
     """
     mesh = device_mesh[device_mesh_key]
     monkey_patch_torch_reductions()  # handles name a GPU by its UUID: the server may see other GPUs

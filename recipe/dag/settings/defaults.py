@@ -173,8 +173,9 @@ def _fits(config: DictConfig, workflow: Workflow, decision: Decision, available:
 def _with_least_recompute(config: DictConfig, workflow: Workflow, decision: Decision, available: int) -> Decision:
     """Return `decision` with no recompute if that leaves `SPARE` free, or else of MLPs only in as many layers as do.
     For adapters, recompute is a third of all work, and three quarters of the tokens without it are faster."""
-    mlp_only = {PolicyKeys(config, workflow, name)[MLP_ONLY] for name in workflow.trained_policies()}
-    if _is_open(config, workflow, RECOMPUTE) and mlp_only == {None}:
+    policies = [PolicyKeys(config, workflow, name) for name in workflow.trained_policies()]
+    less = {keys[key] for keys in policies for key in (MLP_ONLY, NOTHING)}
+    if _is_open(config, workflow, RECOMPUTE) and less == {None}:
         adapters = all(workflow.policies[name].lora is not None for name in workflow.trained_policies())
         for each in _or_smaller(config, workflow, replace(decision, checkpointing=False))[: 1 + adapters]:
             if _leaves_spare(config, workflow, each, available):
@@ -183,9 +184,14 @@ def _with_least_recompute(config: DictConfig, workflow: Workflow, decision: Deci
 
 
 def _leaves_spare(config: DictConfig, workflow: Workflow, decision: Decision, available: int) -> bool:
+    fits = _fits(config, workflow, decision, available)
+    return fits and _updates_leave_spare(config, workflow, decision, available)
+
+
+def _updates_leave_spare(config: DictConfig, workflow: Workflow, decision: Decision, available: int) -> bool:
     memories = [estimate_pool(pool, available) for pool in _pools(config, workflow, decision)]
     phases = [phase for memory in memories for phase in memory.phases if phase.name.startswith("backward")]
-    return all(memory.fits for memory in memories) and all(p.used <= available * (1 - SPARE) for p in phases)
+    return all(phase.used <= available * (1 - SPARE) for phase in phases)
 
 
 def _train_alone(config: DictConfig, workflow: Workflow, decision: Decision) -> bool:
@@ -195,17 +201,18 @@ def _train_alone(config: DictConfig, workflow: Workflow, decision: Decision) -> 
 
 
 def _with_most_layers(config: DictConfig, workflow: Workflow, decision: Decision, available: int, key: str) -> Decision:
-    """Return `decision` with as many layers in every model as leave `SPARE` free for `key`, if it is open."""
+    """Return `decision` with as many layers of each model as leave `SPARE` free in its updates for `key`, if that is
+    open; a model with fewer layers has all of them."""
     pools, field = _pools(config, workflow, decision), {MLP_ONLY: "mlp_only", NOTHING: "nothing"}[key]
     trained = [(policy.size, policy.trainer) for pool in pools for policy in pool.policies if policy.trainer]
-    layers = min((size.layers if options.checkpointing else 0 for size, options in trained), default=0)
+    layers = max((size.layers - options.nothing for size, options in trained if options.checkpointing), default=0)
 
     def is_too_many(count: int) -> bool:
-        return not _leaves_spare(config, workflow, replace(decision, **{field: count}), available)
+        return not _updates_leave_spare(config, workflow, replace(decision, **{field: count}), available)
 
     count = bisect_left(range(1, layers + 1), True, key=is_too_many) if _is_open(config, workflow, key) else 0
     found = replace(decision, **{field: count})
-    return replace(found, mlp_only=min(found.mlp_only, layers - found.nothing))
+    return replace(found, mlp_only=max(min(found.mlp_only, layers - found.nothing), 0))
 
 
 def _gpu_bytes(config: DictConfig, machine: Machine, gpus: int) -> int | None:

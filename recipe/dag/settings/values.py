@@ -137,6 +137,7 @@ KINDS: dict[str, ValueKind] = {
     "critic.loss_scale_factor": or_null(POSITIVE),
     f"{RUN}.model.fused_kernel_options.impl_backend": or_null(one_of("triton", "torch")),
     f"{RUN}.model.use_liger": _TRUTH_OR_NULL,
+    f"{RUN}.rollout.dtype": one_of("bfloat16", "float16", "float32"),
     f"{RUN}.model.enable_gradient_checkpointing": _TRUTH_OR_NULL,
     f"{RUN}.model.recompute_mlp_only": or_null(whole(0)),
     f"{RUN}.model.recompute_nothing": or_null(whole(0)),

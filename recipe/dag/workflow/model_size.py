@@ -35,6 +35,10 @@ class ModelSize:
     """Width of the MLP, or the summed width of the experts that a token visits."""
     layer_parameters: int
     """Parameters of one layer, including all its experts."""
+    routed: int = 0
+    """Experts that a token visits; 0 for a model without experts."""
+    head_norms: bool = False
+    """Queries and keys of each head are normalized."""
 
     def adapter_parameters(self, rank: int, targets: Container[str] | None = None) -> int:
         """Return the parameters of an adapter on the linear layers with these names; None: on all."""
@@ -113,13 +117,15 @@ def _count(config: dict[str, Any]) -> ModelSize:
     attention = 2 * hidden * heads * width + 2 * hidden * groups * width
     if config.get("attention_bias", kind == "qwen2"):
         attention += (heads + 2 * groups) * width
-    if kind.startswith("qwen3"):
+    head_norms = kind.startswith("qwen3")
+    if head_norms:
         attention += 2 * width
     experts = config.get("num_experts") or config.get("num_local_experts")
+    routed = int(config.get("num_experts_per_tok") or 1) if experts else 0
     if experts:
         inner = config.get("moe_intermediate_size") or config["intermediate_size"]
         mlp = experts * 3 * hidden * inner + hidden * experts
-        mlp_width = inner * int(config.get("num_experts_per_tok") or 1)
+        mlp_width = inner * routed
     else:
         mlp_width = config["intermediate_size"]
         mlp = 3 * hidden * mlp_width
@@ -136,4 +142,6 @@ def _count(config: dict[str, Any]) -> ModelSize:
         query_width=heads * width,
         mlp_width=mlp_width,
         layer_parameters=layer,
+        routed=routed,
+        head_norms=head_norms,
     )

@@ -20,15 +20,9 @@ OPTIMIZER_SCRATCH = 4
 """Bytes per parameter while Adam steps: it takes the root of all second moments at once, in one more fp32 copy.
 torchao's steps one tensor at a time."""
 BF16 = 2
-LAYER_SAVED = (4, 16)
-"""bf16 values per token that a layer keeps for its backward pass, as multiples of (width of the MLP, hidden size)."""
-LAYER_SAVED_BY_LIGER = (3, 6)
-"""The same with Liger's kernels: input and result of both norms, queries, result of attention; gate, up, product."""
-BESIDE_MLP = {False: 11, True: 5}
-"""Hidden sizes of LAYER_SAVED that are not the MLP's and its norm's; without and with Liger's kernels. Keys and values
-come on top."""
 LAYER_GRADIENTS = (3, 4)
-"""bf16 values per token of the gradients that exist during the backward pass of a layer, in the same units."""
+"""bf16 values per token of the gradients that exist during the backward pass of a layer, as multiples of (width of the
+MLP, hidden size)."""
 FUSED_COLUMNS = 9504
 """Columns of the vocabulary whose gradients verl's fused kernel holds at a time."""
 FUSED_WIDTH = 128
@@ -137,20 +131,31 @@ def chunk_tokens(vocabulary: int) -> int:
 def activation_bytes(size: ModelSize, options: TrainerOptions, head: Head | None = None) -> int:
     """Return the peak bytes of activations and head together. The backward pass of the layers follows the head's."""
     tokens = options.tokens
-    saved = _per_layer(size, LAYER_SAVED_BY_LIGER if options.liger else LAYER_SAVED) * tokens
-    working = _per_layer(size, LAYER_GRADIENTS) * tokens
+    of_mlp, beside = saved_values(size, liger=options.liger)
+    saved = BF16 * tokens * (of_mlp + beside)
+    working = BF16 * tokens * (LAYER_GRADIENTS[0] * size.mlp_width + LAYER_GRADIENTS[1] * size.hidden)
     projected = head_bytes(size, tokens, options.head if head is None else head)
     if not options.checkpointing:
         return size.layers * saved + max(working, projected)
     nothing = min(options.nothing, size.layers)
     recomputed = size.layers - nothing
-    beside_input = BF16 * tokens * ((BESIDE_MLP[options.liger] - 1) * size.hidden + 2 * size.key_value_width)
-    inputs = recomputed * tokens * size.hidden * BF16 + min(options.mlp_only, recomputed) * beside_input
-    return nothing * saved + inputs + max(saved + working, projected)
+    inputs = recomputed * size.hidden + min(options.mlp_only, recomputed) * (beside - size.hidden)
+    return nothing * saved + BF16 * tokens * inputs + max(saved + working, projected)
 
 
-def _per_layer(size: ModelSize, widths: tuple[int, int]) -> int:
-    return BF16 * (widths[0] * size.mlp_width + widths[1] * size.hidden)
+def saved_values(size: ModelSize, *, liger: bool) -> tuple[int, int]:
+    """Return the bf16 values per token that a layer keeps for its backward pass: those of its MLP, which includes the
+    norm's result before it, and the others, of which the layer's input is one hidden size.
+
+    With Liger's kernels, these others are the inputs and the result of the norms, queries, keys, values, the result of
+    attention, and what norms of the heads read; the MLP's are gate, up and product, and for each expert the token and
+    its result.
+    """
+    heads = size.query_width + size.key_value_width
+    experts = size.routed * 2 * size.hidden + (size.mlp_width if size.routed else 0)
+    if liger:
+        return 3 * size.mlp_width + size.hidden + experts, 3 * size.hidden + (2 + size.head_norms) * heads
+    return 4 * size.mlp_width + 5 * size.hidden + experts, 9 * size.hidden + (2 + 3 * size.head_norms) * heads
 
 
 def resident_bytes(parameters: int, gpus: int, options: TrainerOptions) -> tuple[int, int]:
