@@ -376,7 +376,7 @@ def receive(caller: socket.socket) -> Request | None:
     for _, _, sent in control:
         streams.frombytes(sent)
     body, whole = b"", int.from_bytes(size, "big")
-    while (part := caller.recv(1 << 16)) if len(body) < whole else b"":
+    while len(body) < whole and (part := caller.recv(1 << 16)):
         body += part
     if not whole or len(body) < whole:
         for fd in streams:

@@ -87,11 +87,8 @@ def sandbox(sandbox_level) -> Iterator[LocalSandbox]:
 def test_a_sandbox_that_fails_hangs_and_dies_costs_time_alone(material, whole, sandbox, tmp_path):
     out = tmp_path / "bad"
     short = ["trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.save_freq=-1"]
-    short += [
-        "trainer.val_before_train=false",
-        "sandbox.margin_s=1",
-        "sandbox.timeout_s=8",
-    ]  # a program's, on a busy machine
+    short += ["trainer.val_before_train=false", "sandbox.margin_s=1"]
+    short += ["sandbox.timeout_s=8"]  # a program's, on a busy machine
     with Bad(sandbox) as bad:
         metrics = finish(start(material, out, *short, f"sandbox.url={bad.url}"), out)
     assert bad.killed and bad.spoiled >= 4

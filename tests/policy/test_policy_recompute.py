@@ -77,7 +77,7 @@ def test_values_without_gradients_are_computed_once():
     ids = torch.arange(40).reshape(1, -1) % 50
     with torch.no_grad():
         plain = model(input_ids=ids).logits
-        recompute.install(model, 3)
+        recompute.install(model, 3, 0)
         assert torch.equal(model(input_ids=ids).logits, plain)
 
 
@@ -104,7 +104,7 @@ def test_the_estimate_of_what_a_layer_keeps_holds_for_every_kind_of_layer(config
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
-            found[storage.data_ptr()] = storage  # the storage, so that none of the next has its address
+            found[storage.data_ptr()] = storage  # kept, so that no later one gets its address
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

@@ -18,7 +18,7 @@ PRE_NORM = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 """Children of a layer whose MLP reads only the norm after its attention (Llama, Mistral, Qwen2, Qwen3)."""
 
 
-def install(model: Any, mlp_only: int, nothing: int = 0) -> None:
+def install(model: Any, mlp_only: int, nothing: int) -> None:
     """Make the last `nothing` layers of a transformers model recompute nothing, and of the others the first `mlp_only`
     their MLP only, if they have an `mlp`. Only these instances change, not their classes."""
     layers = getattr(model.base_model, "layers", ())

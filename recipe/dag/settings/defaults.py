@@ -148,7 +148,7 @@ def decide(config: DictConfig, workflow: Workflow, machine: Machine, *, visible:
     if not any(PolicyKeys(config, workflow, name)[OFFLOAD_POLICY] for name in workflow.trained_policies()):
         decision = once if _leaves_spare(config, workflow, once, available) else decision
     if decision.mlp_only and _is_open(config, workflow, RECOMPUTE) and _train_alone(config, workflow, decision):
-        decision = _with_most_layers(config, workflow, decision, available, NOTHING)
+        decision = _with_most_layers(config, workflow, decision, available, "nothing")
     return replace(decision, memory=tuple(judge_pool(pool, available) for pool in _pools(config, workflow, decision)))
 
 
@@ -180,16 +180,15 @@ def _with_least_recompute(config: DictConfig, workflow: Workflow, decision: Deci
         for each in _or_smaller(config, workflow, replace(decision, checkpointing=False))[: 1 + adapters]:
             if _leaves_spare(config, workflow, each, available):
                 return each
-    return _with_most_layers(config, workflow, decision, available, MLP_ONLY)
+    return _with_most_layers(config, workflow, decision, available, "mlp_only")
 
 
 def _leaves_spare(config: DictConfig, workflow: Workflow, decision: Decision, available: int) -> bool:
-    fits = _fits(config, workflow, decision, available)
-    return fits and _updates_leave_spare(config, workflow, decision, available)
-
-
-def _updates_leave_spare(config: DictConfig, workflow: Workflow, decision: Decision, available: int) -> bool:
     memories = [estimate_pool(pool, available) for pool in _pools(config, workflow, decision)]
+    return all(memory.fits for memory in memories) and _updates_leave_spare(memories, available)
+
+
+def _updates_leave_spare(memories: list[PoolMemory], available: int) -> bool:
     phases = [phase for memory in memories for phase in memory.phases if phase.name.startswith("backward")]
     return all(phase.used <= available * (1 - SPARE) for phase in phases)
 
@@ -200,19 +199,23 @@ def _train_alone(config: DictConfig, workflow: Workflow, decision: Decision) -> 
     return all(sum(policy.trainer is not None for policy in pool.policies) <= 1 for pool in pools)
 
 
-def _with_most_layers(config: DictConfig, workflow: Workflow, decision: Decision, available: int, key: str) -> Decision:
-    """Return `decision` with as many layers of each model as leave `SPARE` free in its updates for `key`, if that is
-    open; a model with fewer layers has all of them."""
-    pools, field = _pools(config, workflow, decision), {MLP_ONLY: "mlp_only", NOTHING: "nothing"}[key]
+def _with_most_layers(
+    config: DictConfig, workflow: Workflow, decision: Decision, available: int, field: str
+) -> Decision:
+    """Return `decision` with as many layers of each model in its `field`, mlp_only or nothing, as leave `SPARE` free in
+    updates, if that number is open. A model with fewer layers has all of them there."""
+    pools = _pools(config, workflow, decision)
     trained = [(policy.size, policy.trainer) for pool in pools for policy in pool.policies if policy.trainer]
     layers = max((size.layers - options.nothing for size, options in trained if options.checkpointing), default=0)
 
     def is_too_many(count: int) -> bool:
-        return not _updates_leave_spare(config, workflow, replace(decision, **{field: count}), available)
+        pools = _pools(config, workflow, replace(decision, **{field: count}))
+        return not _updates_leave_spare([estimate_pool(pool, available) for pool in pools], available)
 
-    count = bisect_left(range(1, layers + 1), True, key=is_too_many) if _is_open(config, workflow, key) else 0
-    found = replace(decision, **{field: count})
-    return replace(found, mlp_only=max(min(found.mlp_only, layers - found.nothing), 0))
+    is_open = _is_open(config, workflow, f"model.recompute_{field}")
+    count = bisect_left(range(1, layers + 1), True, key=is_too_many) if is_open else 0
+    decision = replace(decision, **{field: count})
+    return replace(decision, mlp_only=max(min(decision.mlp_only, layers - decision.nothing), 0))
 
 
 def _gpu_bytes(config: DictConfig, machine: Machine, gpus: int) -> int | None:

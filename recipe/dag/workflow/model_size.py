@@ -121,13 +121,13 @@ def _count(config: dict[str, Any]) -> ModelSize:
     if head_norms:
         attention += 2 * width
     experts = config.get("num_experts") or config.get("num_local_experts")
-    routed = int(config.get("num_experts_per_tok") or 1) if experts else 0
     if experts:
+        routed = int(config.get("num_experts_per_tok") or 1)
         inner = config.get("moe_intermediate_size") or config["intermediate_size"]
         mlp = experts * 3 * hidden * inner + hidden * experts
         mlp_width = inner * routed
     else:
-        mlp_width = config["intermediate_size"]
+        routed, mlp_width = 0, config["intermediate_size"]
         mlp = 3 * hidden * mlp_width
     layer = attention + mlp + 2 * hidden
     body = vocabulary * hidden + layers * layer + hidden
