@@ -20,6 +20,7 @@ from typing import Any
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.reward.answer import extract_answer
 from recipe.dag.train import data_script
@@ -91,10 +92,10 @@ def _collect(names: Sequence[str]) -> list[tuple[str, Item]]:
     for name in names:
         part, rejected = problems_of(name)
         for reason, count in sorted(rejected.items()):
-            print(f"{name}: left out {count} rows {reason}")
+            print(f"{name}: left out {counted(count, 'row')} {reason}")
         new = [(source, item) for source, item in part if data_script.text_key(item.problem) not in seen]
         if len(new) < len(part):
-            print(f"{name}: left out {len(part) - len(new)} rows whose problem is in an earlier data set")
+            print(f"{name}: left out {counted(len(part) - len(new), 'row')} whose problem is in an earlier data set")
         seen.update(data_script.text_key(item.problem) for _, item in new)
         problems += new
     return problems
@@ -114,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     candidates = _collect(options.train)
     train = [(name, item) for name, item in candidates if data_script.text_key(item.problem) not in test_keys]
     if len(train) < len(candidates):
-        print(f"train: left out {len(candidates) - len(train)} rows whose problem is a test problem")
+        print(f"train: left out {counted(len(candidates) - len(train), 'row')} whose problem is a test problem")
     if not train:
         raise UserError("every training problem is also a test problem; no training row is left")
     data_script.write(

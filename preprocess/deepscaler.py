@@ -17,6 +17,7 @@ from typing import Any
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.train import data_script
 from recipe.dag.train.problems import Item, read_rows, row_of
@@ -37,7 +38,7 @@ def items_of(rows: list[dict[str, Any]]) -> tuple[list[Item], Counter[str]]:
             rejected["without a problem" if not problem else "without an answer"] += 1
         elif key in seen:
             same_answer = seen[key] == answer
-            rejected["that repeat a problem" if same_answer else "that repeat a problem with another answer"] += 1
+            rejected["with a repeated problem" if same_answer else "with a repeated problem and another answer"] += 1
         else:
             seen[key] = answer
             items.append(Item(problem, answer, row))
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     data_script.check_numbers(options)
     items, rejected = items_of(read_rows(options.input, options.prompt_split, options.name)[: options.max_samples])
     for reason, count in sorted(rejected.items()):
-        print(f"left out {count} rows {reason}")
+        print(f"left out {counted(count, 'row')} {reason}")
     if not items:
         raise UserError(f"{options.input}: no row has text in both columns, 'problem' and 'answer'")
     train, test = data_script.hold_out(items, options.test_size, options.seed)

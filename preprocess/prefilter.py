@@ -28,6 +28,7 @@ from typing import Any
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.episode.first_prompt import FirstPrompts, PromptError
 from recipe.dag.loading.workflow_file import load_workflow
@@ -275,13 +276,13 @@ def _print_dropped(counts: Counter[str], limits: Limits) -> None:
     """Print how many rows were left out, by reason."""
     for verdict, limit in ((LONG_PROMPT, limits.max_prompt), (LONG_RESPONSE, limits.max_response)):
         if counts[verdict]:
-            print(f"prefilter: left out {counts[verdict]} rows with a {verdict} of more than {limit} tokens")
+            print(f"prefilter: left out {counted(counts[verdict], 'row')} with a {verdict} of more than {limit} tokens")
     errors = Counter({kind: n for kind, n in counts.items() if kind not in (KEPT, LONG_PROMPT, LONG_RESPONSE)})
     for kind, count in errors.most_common(_SHOWN_ERRORS):
-        print(f"prefilter: left out {count} rows by error: {kind}")
+        print(f"prefilter: left out {counted(count, 'row')} by error: {kind}")
     if len(errors) > _SHOWN_ERRORS:
         rest = errors.total() - sum(count for _, count in errors.most_common(_SHOWN_ERRORS))
-        print(f"prefilter: left out {rest} rows by {len(errors) - _SHOWN_ERRORS} other errors")
+        print(f"prefilter: left out {counted(rest, 'row')} by {len(errors) - _SHOWN_ERRORS} other errors")
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -24,6 +24,7 @@ from typing import Any
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.reward.entry_json import from_json, to_json
 from recipe.dag.reward.verifier import KEY, scored
@@ -124,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     taken = {data_script.text_key(entry["question"]) for entry in test}
     distinct = {key: entry for entry in train if (key := data_script.text_key(entry["question"])) not in taken}
     if len(distinct) < len(train):
-        print(f"train: left out {len(train) - len(distinct)} problems that are test problems or repeated")
+        print(f"train: left out {counted(len(train) - len(distinct), 'problem')} repeated or among the test problems")
     if not distinct:
         raise UserError(f"{name}: every training problem is a test problem; widen its options, or pass another --seed")
     data_script.write(

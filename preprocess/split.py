@@ -20,6 +20,7 @@ from typing import Any
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.train import data_script
 from recipe.dag.train.problems import PROBLEM_KEYS
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with data_script.new_files(targets, "--local_dir") as files:
         write_selected(batches(file, options.input), file.schema_arrow, split, files)
     if repeated := split.count(None):
-        print(f"split: left out {repeated} training rows whose {key} is a validation row's")
+        print(f"split: left out {counted(repeated, 'training row')} whose {key} is a validation row's")
     for index, target in enumerate(targets):
         print(f"split: {split.count(index)} rows -> {target}")
 

@@ -24,6 +24,7 @@ from typing import Any
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.train import data_script
 from recipe.dag.train.problems import read_rows, row_of
@@ -205,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ids, texts = {task.task_id for task in test}, {data_script.text_key(task.problem) for task in test}
     train = [task for task in tasks if task.task_id not in ids and data_script.text_key(task.problem) not in texts]
     if len(train) < len(tasks):
-        print(f"train: left out {len(tasks) - len(train)} tasks that are also test tasks")
+        print(f"train: left out {counted(len(tasks) - len(train), 'task')} among the test tasks")
     types = data_types([*train, *test], options.data_root, allow_missing=options.allow_missing)
     warn_of_large([*train, *test], options.data_root, options.quota_mb)
     if cleaned:

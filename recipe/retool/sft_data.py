@@ -27,6 +27,7 @@ if __name__ == "__main__" and not __package__:
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.paths import shipped
 from recipe.dag.episode.first_prompt import FirstPrompts, MessageRecorder, PromptError
@@ -162,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         messages, schemas = prompts(question)
         kept.append({"messages": messages + dialogue, "tools": schemas})
     for kind, count in malformed.most_common():
-        print(f"retool_sft: left out {count} transcripts: {kind}")
+        print(f"retool_sft: left out {counted(count, 'transcript')}: {kind}")
     if not kept:
         raise UserError(f"{options.input}: none of {len(rows)} transcripts is well-formed; see the kinds above")
     messages = pa.array([row["messages"] for row in kept], MESSAGES)

@@ -164,7 +164,7 @@ def test_answers_that_cannot_be_scored_are_found_here(project, tmp_path):
 def test_a_test_task_is_never_a_training_task(project, tmp_path, capsys):
     same_text = task("b") | {"prompt": task("c")["prompt"].upper()}
     prepare.main(project([task("a"), task("c"), same_text], test=[task("c")]))
-    assert "left out 2 tasks that are also test tasks" in capsys.readouterr().out
+    assert "left out 2 tasks among the test tasks" in capsys.readouterr().out
     assert len(written(tmp_path)) == 1
 
 
@@ -177,7 +177,7 @@ def test_tasks_are_held_out_without_a_test_file(project, tmp_path):
 def test_a_held_out_text_is_in_no_training_task(project, tmp_path, capsys):
     same = [task(name, prompt=f"{PROMPT} {'again' * (number % 2)}") for number, name in enumerate("abcdef")]
     prepare.main(project(same))
-    assert "left out 2 tasks that are also test tasks" in capsys.readouterr().out
+    assert "left out 2 tasks among the test tasks" in capsys.readouterr().out
     assert len(written(tmp_path)) == 3
 
 

@@ -102,7 +102,7 @@ def test_training_problems_that_are_test_problems_are_left_out(tmp_path, capsys)
     out = convert(aime, tmp_path, lines(ROWS), "--test_input", str(tmp_path / "test.jsonl"))
     assert len(read(out / "train.parquet")) == 7
     assert read(out / "test.parquet")[0]["reward_model"]["ground_truth"] == "3"
-    assert "left out 1 rows" in capsys.readouterr().out
+    assert "left out 1 row" in capsys.readouterr().out
 
 
 def test_aime_years(tmp_path):

@@ -61,9 +61,9 @@ def test_the_hubs_data_sets_are_the_default(asked, tmp_path, capsys):
     repositories = {"agentica-org/DeepScaleR-Preview-Dataset", "math-ai/amc23", "HuggingFaceH4/aime_2024"}
     assert {path for path, _, _ in asked} == repositories
     assert capsys.readouterr().out.splitlines() == [
-        "deepscaler: left out 1 rows that repeat a problem",
-        "deepscaler: left out 1 rows without a problem",
-        "train: left out 1 rows whose problem is a test problem",
+        "deepscaler: left out 1 row with a repeated problem",
+        "deepscaler: left out 1 row without a problem",
+        "train: left out 1 row whose problem is a test problem",
         f"train: 6 rows -> {tmp_path / 'train.parquet'}",
         f"test: 3 rows -> {tmp_path / 'test.parquet'}",
     ]

@@ -76,8 +76,8 @@ def test_bad_rows_are_left_out_and_counted(tmp_path, capsys):
     train, test = convert(tmp_path, ROWS + BAD, "--test_size", "2")
     assert len(train) + len(test) == len(ROWS)
     assert capsys.readouterr().out.splitlines()[:4] == [
-        "left out 1 rows that repeat a problem",
-        "left out 1 rows that repeat a problem with another answer",
+        "left out 1 row with a repeated problem",
+        "left out 1 row with a repeated problem and another answer",
         "left out 3 rows without a problem",
         "left out 3 rows without an answer",
     ]

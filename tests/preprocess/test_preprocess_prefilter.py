@@ -79,7 +79,7 @@ def test_responses_are_counted_where_there_are_any(run, parquet, tokenizer):
     limit = len(tokenizer.encode("the fox " * 5, add_special_tokens=False))
     code, kept, out, _ = run(parquet(rows), "--max_response_length", str(limit))
     assert kept == [*rows[:2], *rows[3:]]
-    assert f"left out 1 rows with a response of more than {limit} tokens" in out
+    assert f"left out 1 row with a response of more than {limit} tokens" in out
     messages = [{"prompt": "a", "answers": [{"role": "assistant", "content": r["response"] or ""}]} for r in rows]
     found = run(parquet(messages), "--max_response_length", str(limit), "--response_key", "answers")
     assert len(found[1]) == 4
@@ -91,7 +91,7 @@ def test_errors_are_counted_by_kind_and_left_out(run, parquet):
     code, kept, out, _ = run(parquet([good, *bad, good]))
     assert code == 0 and kept == [good, good]
     assert "left out 2 rows by error: column prompt must be a list of {role, content} messages" in out
-    assert "left out 1 rows by error" in out and "no critics" in out
+    assert "left out 1 row by error" in out and "no critics" in out
 
 
 def test_mappings_as_json_text_are_read_and_others_are_counted(run, parquet):
@@ -100,7 +100,7 @@ def test_mappings_as_json_text_are_read_and_others_are_counted(run, parquet):
         parquet([plain | {"reward_model": '{"ground_truth": "1"}'}, plain | {"reward_model": "{"}])
     )
     assert code == 0 and len(kept) == 1
-    assert "left out 1 rows by error: column reward_model is a text that is not JSON" in out
+    assert "left out 1 row by error: column reward_model is a text that is not JSON" in out
 
 
 def test_same_input_same_bytes_whatever_the_number_of_workers(tokenizer_folder, parquet, tmp_path, monkeypatch):

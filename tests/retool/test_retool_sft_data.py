@@ -102,7 +102,7 @@ def test_malformed_rows_are_counted_and_the_others_kept(run):
     assert code == 0 and len(kept) == 2 and "kept 2 of 7 (28.6 %)" in out
     for line in ("2 transcripts: no answer", "2 transcripts: not one question and one answer"):
         assert f"left out {line}" in out
-    assert "left out 1 transcripts: empty question or answer" in out
+    assert "left out 1 transcript: empty question or answer" in out
 
 
 def test_same_input_same_bytes(run, tmp_path):

@@ -80,7 +80,7 @@ def convert(
         items, test = hold_out(items, options.test_size, options.seed)
     train = without(items, test)
     if len(train) < len(items):
-        print(f"train: left out {len(items) - len(train)} rows whose problem is a test problem")
+        print(f"train: left out {counted(len(items) - len(train), 'row')} whose problem is a test problem")
     if options.test_input and not train:
         raise UserError(f"{options.input}: every problem is also in {options.test_input}; no training row is left")
     write(
