@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import Fault, UserError
 from recipe.dag.types.record import Episode
 from recipe.dag.workflow.schema import EpisodeSpec
@@ -89,7 +88,7 @@ def check_masked(episodes: Sequence[Episode], spec: EpisodeSpec, title: str) -> 
     masked, total = len(faults), len(episodes)
     example = f"most often: {most_frequent(faults)}"
     if total and masked == total:
-        raise TooManyFailed(f"{title}: all {counted(total, 'episode')} failed; {example}")
+        raise TooManyFailed(f"{title}: {'the episode' if total == 1 else f'all {total} episodes'} failed; {example}")
     if total >= MIN_JUDGED and masked > spec.max_masked * total:
         bound = f"more than `episode.max_masked` ({spec.max_masked:g}) allows"
         raise TooManyFailed(f"{title}: {masked} of {total} episodes failed, {bound}; {example}")
