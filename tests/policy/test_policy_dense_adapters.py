@@ -100,11 +100,12 @@ def test_each_token_gets_its_own_adapter(pool, requests_, lengths, in_graph):
 def test_a_graph_reads_the_adapters_of_each_batch_at_one_address(pool):
     products = products_of(pool, columns=8)
     layer = products.layers[pool.a.data_ptr()]
-    read = {layer.rows_a.data_ptr(), layer.rows_b.data_ptr(), products.captured[PARTS].data_ptr()}
+    fixed = (layer.rows_a, layer.rows_b, products.owners)
+    read = [each.data_ptr() for each in (*fixed, products.captured)]
     for version in range(1, 5):  # which replace each other, in the pool and in the columns
         check(pool, products, [f"a@{version}", None, "b@1"], in_graph=True)
         assert products.columns.held.keys() == {f"a@{version}", "b@1"}
-        assert {layer.rows_a.data_ptr(), layer.rows_b.data_ptr(), products.masks[PARTS].data_ptr()} == read
+        assert [each.data_ptr() for each in (*fixed, products.owner)] == read
         pool.load(f"a@{version + 1}", 2 if version % 2 else 0, 4 - version % 2, 1.0 + version)
 
 

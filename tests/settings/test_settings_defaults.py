@@ -335,9 +335,7 @@ def test_servers_of_adapters_hold_a_pool_and_the_copies_of_dense_products(tmp_pa
 
     with_copies, pool = servers(), servers(lora_backend="csgmv")
     assert pool == 2 * 4 * 64 * 28 * (2 * 3584 + 2 * (3584 + 512) + 2 * 3584 + 3 * (3584 + 18944))
-    a = 3 * 3584 + 3584 + 2 * 3584 + 18944  # as `Layer` has them
-    b = 3 * (3584 + 2 * 512) + 3584 + 2 * 2 * 18944 + 3584
-    assert with_copies - pool == 2 * 3 * 64 * 28 * (a + b) == pytest.approx(1.48e9, rel=0.01)
+    assert with_copies - pool == pool * 3 // 4 == pytest.approx(0.97e9, rel=0.01), "which have no place for the base"
 
 
 def test_without_gpus_a_run_has_one_process_per_policy():

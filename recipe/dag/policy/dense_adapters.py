@@ -4,8 +4,9 @@ Invariant: a token's output gets the product of its own adapter's matrices alone
 gets none.
 
 SGLang 0.5.12's own kernels loop over a layer's inputs within one block of threads, for each segment of a few tokens.
-Two products of cuBLAS, between which the other adapters' columns are set to zero, compute as many columns as the ranks
-of all adapters have together where those of one were enough, but these are few beside the layer's own.
+Dense products compute as many columns as the ranks of all adapters have together where those of one were enough, but
+these are few beside the layer's own. cuBLAS multiplies by A, and one kernel (`adapter_kernel`) by B, without the other
+adapters' columns.
 
 SGLang's pool pads each adapter to the largest rank. The products read copies without that padding, whose shapes and
 addresses CUDA graphs hold. A batch that needs more columns than there are, as with two versions of each adapter, is
@@ -41,15 +42,14 @@ class Layer:
         beginning, one after the other. `b`: [places, out, largest rank]. `ends`: 0 and the parts' ends in `out`."""
         self.a, self.b, self.parts = a, b, list(pairwise(map(int, ends)))
         self.rows_a = a.new_zeros(len(self.parts), columns, a.shape[2])
-        self.rows_b = b.new_zeros(len(self.parts), columns, b.shape[1])
-        """Times the scaling; zero outside the part's own outputs."""
+        self.rows_b = b.new_zeros(columns, b.shape[1])
+        """Times the scaling. An output has the columns of its own part alone."""
 
     def load(self, adapter: Adapter, columns: torch.Tensor) -> None:
         """Copy an adapter that is in the pool into `columns` [rank]."""
         place, rank, scaling = adapter
         self.rows_a[:, columns] = self.a[place, : len(self.parts) * rank].unflatten(0, (-1, rank))
-        for rows, (start, end) in zip(self.rows_b, self.parts, strict=True):
-            rows[columns, start:end] = self.b[place, start:end, :rank].T * scaling
+        self.rows_b[columns] = self.b[place, :, :rank].T * scaling
 
 
 class Columns:
@@ -84,12 +84,11 @@ class Products:
         self.columns, self.device = Columns(-(-columns // 8) * 8), torch.device(device)  # cuBLAS reads 16 bytes at once
         self.layers: dict[int, Layer] = {}
         """Address of SGLang's A, and of its B -> the layer."""
-        self.owners = torch.full((self.columns.number,), -1, device=self.device)
+        self.owners = torch.full((self.columns.number,), -1, dtype=torch.int32, device=self.device)
         """[columns]: the first column of the same adapter; -1: nobody's."""
-        self.masks: dict[int, torch.Tensor] = {}
-        """Number of parts -> [tokens, parts * columns]: 1 where the column is of the token's adapter, else 0."""
-        self.captured: dict[int, torch.Tensor] = {}
-        """The same for CUDA graphs, which read it at one address."""
+        self.owner = self.captured = self.owners[:0]
+        """[tokens]: the first column of the token's adapter; -2: the base's. `captured` is that of CUDA graphs, which
+        read it at one address."""
         self.one_by_one: list[tuple[slice | torch.Tensor, Adapter]] | None = None
         """The rows of an adapter's tokens, all of a batch that has no other adapter; None: computed in columns."""
 
@@ -98,8 +97,8 @@ class Products:
         self.layers[a.data_ptr()] = self.layers[b.data_ptr()] = Layer(a, b, ends, self.columns.number)
 
     def capture(self, tokens: int) -> None:
-        """Make room for the masks of CUDA graphs of at most so many tokens."""
-        self.captured = self._new_masks(tokens)
+        """Make room for CUDA graphs of at most so many tokens."""
+        self.captured = torch.full((tokens,), -2, dtype=torch.int32, device=self.device)
 
     def prepare(
         self,
@@ -114,9 +113,9 @@ class Products:
         if not in_graph and len(set(requests)) == 1:
             self.one_by_one = [(slice(None), adapter) for adapter in adapters.values()]
             return
-        lengths = [1] * len(requests) if lengths is None else lengths
         new = self.columns.take({name: adapter.rank for name, adapter in adapters.items()})
         if new is None:
+            lengths = [1] * len(requests) if lengths is None else lengths
             owner = [name for name, length in zip(requests, lengths, strict=True) for _ in range(length)]
             rows = {name: [row for row, each in enumerate(owner) if each == name] for name in adapters}
             self.one_by_one = [
@@ -127,20 +126,23 @@ class Products:
         if new:
             self._load({name: adapters[name] for name in new})
         first = [-2 if name is None else self.columns.held[name][0] for name in requests]
-        owners = torch.tensor(first, dtype=torch.long).repeat_interleave(torch.tensor(lengths, dtype=torch.long))
+        owner = torch.tensor(first, dtype=torch.int32)
+        if lengths is not None:
+            owner = owner.repeat_interleave(torch.tensor(lengths, dtype=torch.long))
         if self.device.type == "cuda":
-            owners = owners.pin_memory()
-        own = owners.to(self.device, non_blocking=True)[:, None] == self.owners
-        self.masks = self.captured if in_graph else self._new_masks(len(own))
-        for parts, mask in self.masks.items():
-            mask[: len(own)].unflatten(1, (parts, -1)).copy_(own[:, None])
+            owner = owner.pin_memory()
+        if in_graph:
+            self.owner = self.captured
+            self.owner[: len(owner)].copy_(owner, non_blocking=True)
+        else:
+            self.owner = owner.to(self.device, non_blocking=True)
 
     def shrink(self, x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         """Return the input of `expand`, [tokens, _], for `x` [tokens, in]."""
         layer = self.layers[a.data_ptr()]
         parts = len(layer.parts)
         if self.one_by_one is None:
-            return (x @ layer.rows_a.flatten(0, 1).T).mul_(self.masks[parts][: len(x)])
+            return x @ layer.rows_a.flatten(0, 1).T
         h = x.new_empty(len(x), parts * max((adapter.rank for _, adapter in self.one_by_one), default=1))
         for rows, (place, rank, _) in self.one_by_one:
             own = x[rows] @ a[place, : parts * rank].T
@@ -153,7 +155,7 @@ class Products:
         """Add the adapters' part to `output` [tokens, out], in place."""
         layer = self.layers[b.data_ptr()]
         if self.one_by_one is None:
-            return output.addmm_(h, layer.rows_b.flatten(0, 1))
+            return self._expand_columns(h, layer, output)
         for rows, (place, rank, scaling) in self.one_by_one:
             for number, (start, end) in enumerate(layer.parts):
                 own = h[rows, number * rank : (number + 1) * rank]
@@ -162,10 +164,16 @@ class Products:
                     output[rows, start:end] = added
         return output
 
-    def _new_masks(self, tokens: int) -> dict[int, torch.Tensor]:
-        layers = {len(layer.parts): layer for layer in self.layers.values()}
-        columns = self.columns.number
-        return {parts: layer.rows_a.new_zeros(tokens, parts * columns) for parts, layer in layers.items()}
+    def _expand_columns(self, h: torch.Tensor, layer: Layer, output: torch.Tensor) -> torch.Tensor:
+        if output.is_cuda and output.itemsize == 2 and len(layer.parts) <= 3:  # fp32 exceeds the kernel's registers
+            from recipe.dag.policy.adapter_kernel import add_product
+
+            add_product(h, layer.rows_b, output, self.owner, self.owners, [end for _, end in layer.parts])
+            return output
+        own = self.owner[: len(h), None] == self.owners
+        for columns, (start, end) in zip(h.split(len(self.owners), 1), layer.parts, strict=True):
+            output[:, start:end].addmm_(columns.where(own, 0), layer.rows_b[:, start:end])
+        return output
 
     def _load(self, adapters: Mapping[str, Adapter]) -> None:
         """Copy adapters that have been given columns."""

@@ -41,12 +41,7 @@ def served_adapters(workflow: Workflow, base: str, size: ModelSize, backend: str
     ranks = [shape_of(lora, f"policies.{name}.lora.path").rank for name, lora in adapters.items() if lora is not None]
     if not ranks:
         return 0
-    # SGLang's pool, in which the base takes a place, too
-    pool = (len(ranks) + 1) * max(ranks) * size.adapter_parameters(1)
-    if backend not in (None, "dense"):
-        return BF16 * pool
-    # the copies that dense products read (policy/dense_adapters.py), where each of the parts q, k and v has the outputs
-    # of all three, and each of gate and up those of both
-    inputs = 5 * size.hidden + size.query_width + size.mlp_width
-    outputs = 3 * (size.query_width + 2 * size.key_value_width) + 2 * (2 * size.mlp_width) + 2 * size.hidden
-    return BF16 * (pool + sum(ranks) * size.layers * (inputs + outputs))
+    places = (len(ranks) + 1) * max(ranks)  # of SGLang's pool, in which the base takes one, too
+    if backend in (None, "dense"):
+        places += sum(ranks)  # the copies that dense products read (policy/dense_adapters.py)
+    return BF16 * places * size.adapter_parameters(1)

@@ -1,0 +1,112 @@
+"""The kernel with which a GPU multiplies by the adapters' B and adds the product to a layer's output.
+
+Invariant: a token's output gets the product of its own adapter's columns alone, which is computed in fp32 and rounded
+once, with the sum. No bit of it depends on the tile that the token is in.
+
+Triton is installed with SGLang: `dense_adapters` imports this module on a GPU alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+# The kernel waits for memory: each output is read and written for some 100 multiplications. A batch that decodes (256
+# tokens on an H100, whose cache then holds the output) has 4 rows of tiles, which read B once from memory and 3 times
+# from the cache; with fewer tokens, the idle rest of a tile costs no time. Wide tiles copy less of h and B per output,
+# and are taken where they give each multiprocessor two, as the inputs of an MLP and prompts do; else narrow ones leave
+# none idle. Up to 128 columns are read at once. Each width is compiled once, before SGLang captures its first graph.
+HEIGHT, WIDE, NARROW, DEPTH = 64, 128, 64, 128
+MULTIPROCESSORS = 132  # of an H100
+
+
+@triton.jit(do_not_specialize=["tokens", "parts"])
+def _add_product(
+    h,
+    b,
+    output,
+    owner,
+    owners,
+    tokens,
+    parts,
+    first_end,
+    second_end,
+    out,
+    row,
+    column,
+    columns: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    depth: tl.constexpr,
+):
+    # each part has tiles of its own, the last of which may be narrower
+    tile = tl.program_id(0)
+    first_tiles = tl.cdiv(first_end, width)
+    second_tiles = first_tiles + tl.cdiv(second_end - first_end, width)
+    first, second = tile < first_tiles, tile < second_tiles
+    part = tl.where(first, 0, tl.where(second, 1, 2))
+    start = tl.where(first, 0, tl.where(second, first_end, second_end))
+    end = tl.where(first, first_end, tl.where(second, second_end, out))
+    tile -= tl.where(first, 0, tl.where(second, first_tiles, second_tiles))
+
+    outputs = start + tile * width + tl.arange(0, width)
+    within = outputs < end
+    token = tl.program_id(1) * height + tl.arange(0, height)
+    real = token < tokens
+    far = token.to(tl.int64)  # times `row`, it may exceed 32 bits
+    target = output + far[:, None] * row + outputs[None, :] * column
+    inside = real[:, None] & within[None, :]
+    # all reads precede the first use of one, which waits
+    base = tl.load(target, mask=inside, other=0.0)
+    total = tl.zeros((height, width), tl.float32)
+    for begin in tl.static_range(0, columns, depth):
+        place = begin + tl.arange(0, depth)
+        held = place < columns
+        x = h + far[:, None] * (parts * columns) + part * columns + place[None, :]
+        x = tl.load(x, mask=real[:, None] & held[None, :], other=0.0)
+        y = tl.load(b + place[:, None] * out + outputs[None, :], mask=held[:, None] & within[None, :], other=0.0)
+        mine = tl.load(owner + token, mask=real, other=-2)
+        whose = tl.load(owners + place, mask=held, other=-1)
+        total = tl.dot(tl.where(mine[:, None] == whose[None, :], x, 0.0), y, total)
+    tl.store(target, base.to(tl.float32) + total, mask=inside)
+
+
+def add_product(
+    h: torch.Tensor,
+    b: torch.Tensor,
+    output: torch.Tensor,
+    owner: torch.Tensor,
+    owners: torch.Tensor,
+    ends: Sequence[int],
+) -> None:
+    """Add the products of `h` [tokens, parts * columns] and `b` [columns, out] to `output` [tokens, out], in place, for
+    each token in the columns whose entry in `owners` [columns] is its own in `owner` [at least tokens].
+
+    `h` and `b`: bf16 or fp16, contiguous. `ends`: of the parts in `out`, three at most.
+    """
+    tokens, (columns, out) = len(output), b.shape
+    assert len(h) == tokens <= len(owner)
+    first, second = (*ends[:-1], out, out)[:2]
+    rows = triton.cdiv(tokens, HEIGHT)
+    width = WIDE if rows * triton.cdiv(out, WIDE) >= 2 * MULTIPROCESSORS else NARROW
+    tiles = sum(triton.cdiv(size, width) for size in (first, second - first, out - second))
+    _add_product[(tiles, rows)](
+        h,
+        b,
+        output,
+        owner,
+        owners,
+        tokens,
+        len(ends),
+        first,
+        second,
+        out,
+        *output.stride(),
+        columns=columns,
+        height=HEIGHT,
+        width=width,
+        depth=min(DEPTH, max(16, triton.next_power_of_2(columns))),
+    )

@@ -1,0 +1,62 @@
+"""The kernel of adapters against plain products: on a GPU, or interpreted where Triton is installed without one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+CASES = [  # tokens, columns, the ends of the parts
+    (1, 8, (256,)),
+    (65, 48, (200, 232, 264)),
+    (17, 120, (130, 260)),
+    (64, 136, (96,)),
+    (130, 24, (7, 11, 12)),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_token_gets_its_own_columns_on_a_gpu(dtype):
+    check("cuda", dtype)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="computed on the GPU")
+def test_a_token_gets_its_own_columns():
+    pytest.importorskip("triton")
+    # Triton reads the variable when it is imported; interpreted products of bf16 are wrong
+    env = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def check(device: str, dtype: torch.dtype) -> None:
+    from recipe.dag.policy import adapter_kernel
+
+    torch.manual_seed(0)
+    for tokens, columns, ends in CASES:
+        starts, out = (0, *ends[:-1]), ends[-1]
+        owners = torch.tensor([(-1, 1, 2)[column % 3] for column in range(columns)], dtype=torch.int32, device=device)
+        owner = torch.tensor([(2, -2, 1)[token % 3] for token in range(tokens + 3)], dtype=torch.int32, device=device)
+        own = owner[:tokens, None] == owners
+        h = torch.randn(tokens, len(ends) * columns, device=device).to(dtype)
+        b = (torch.randn(columns, out, device=device) / columns**0.5).to(dtype)
+        around = torch.randn(tokens + 1, out + 8, device=device).to(dtype)
+        expected, inside = around.double(), torch.zeros_like(around, dtype=torch.bool)
+        for start, end, part in zip(starts, ends, h.split(columns, 1), strict=True):
+            expected[:tokens, start:end] += part.double().where(own, 0) @ b[:, start:end].double()
+        inside[:tokens, :out] = owner[:tokens, None] != -2
+        h[~own.repeat(1, len(ends))] = torch.nan  # of no importance, whatever they are
+        for adapter_kernel.MULTIPROCESSORS in (1, 132):  # wide tiles, and narrow ones
+            found = around.clone()
+            adapter_kernel.add_product(h, b, found[:tokens, :out], owner, owners, ends)
+            torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=torch.finfo(dtype).eps)
+            assert torch.equal(found[~inside], around[~inside]), "of the base, and outside the output"
+
+
+if __name__ == "__main__":
+    check("cpu", torch.float16)
