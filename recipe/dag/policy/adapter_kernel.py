@@ -1,7 +1,7 @@
 """The kernel with which a GPU multiplies by the adapters' B and adds the product to a layer's output.
 
-Invariant: a token's output gets the product of its own adapter's columns alone, which is computed in fp32 and rounded
-once, with the sum. No bit of it depends on the tile that the token is in.
+Invariant: a token's output gets the product of its own adapter's columns alone, which is summed in fp32 and rounded
+once, with the output.
 
 Triton is installed with SGLang: `dense_adapters` imports this module on a GPU alone.
 """
