@@ -93,7 +93,7 @@ def add_product(
     rows = triton.cdiv(tokens, HEIGHT)
     width = WIDE if rows * triton.cdiv(out, WIDE) >= 2 * MULTIPROCESSORS else NARROW
     tiles = sum(triton.cdiv(size, width) for size in (first, second - first, out - second))
-    _add_product[(tiles, rows)](
+    _add_product[(tiles, rows)](  # pyright: ignore[reportIndexIssue]  # what Triton's decorator makes of it
         h,
         b,
         output,
