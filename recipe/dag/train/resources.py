@@ -31,6 +31,7 @@ from recipe.dag.episode.token_model import TokenModel, check_options
 from recipe.dag.episode.toolset import Toolset
 from recipe.dag.report.api_usage import Totals
 from recipe.dag.report.phases import announce
+from recipe.dag.settings.absolute import absolute_if_local
 from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.tools.sandbox import Sandbox
 from recipe.dag.train.alternation import all_bindings
@@ -119,11 +120,13 @@ class Resources:
     def check_agents(self, workflow: Workflow, models: ModelPaths) -> None:
         """Check each agent, its tools included, with the chat template of every policy that it has during a run. Raises
         UserError."""
-        from recipe.dag.train.models import load_tokenizer
+        from recipe.dag.policy.tokenizer import load_tokenizer
 
         endpoints = {}
         for name, path in models.policies.items():
-            tokenizer = load_tokenizer(workflow.policies[name].model, path)
+            model = workflow.policies[name].model
+            source = absolute_if_local(model.tokenizer_path) or path  # as `policy_config` has it
+            tokenizer = load_tokenizer(source, trust_remote_code=model.trust_remote_code)
             endpoints[name] = PolicyEndpoint(cast(GenerationClient, None), tokenizer, max_model_len=0)
         for bound in all_bindings(workflow):
             for node in bound.rollout_nodes:
