@@ -27,7 +27,7 @@ from recipe.dag.policy.canary import Canary, number_format, prompt_of
 from recipe.dag.policy.placement import Pool
 from recipe.dag.policy.servers import PolicyServerManager, ServerClient, replica_class
 from recipe.dag.policy.shards import REFERENCE_CONTENTS, Saved
-from recipe.dag.policy.tokenizer import load_tokenizer
+from recipe.dag.policy.tokenizer import shared_tokenizer
 from recipe.dag.report.phases import announce
 from recipe.dag.workflow.agent_schema import Reference
 
@@ -43,7 +43,7 @@ class PolicySpec:
     max_response_length: int
 
     def endpoint(self) -> PolicyEndpoint:
-        tokenizer = load_tokenizer(self.tokenizer, trust_remote_code=self.trust_remote_code)
+        tokenizer = shared_tokenizer(self.tokenizer, trust_remote_code=self.trust_remote_code)
         return PolicyEndpoint(self.client, tokenizer, self.max_model_len, self.max_response_length)
 
 
@@ -67,7 +67,7 @@ class PolicyRuntime:
         self._launch: asyncio.Task[None] | None = None
         self.replicas: list[Any] = []
         model = config.actor_rollout_ref.model
-        self.tokenizer = load_tokenizer(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
+        self.tokenizer = shared_tokenizer(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
         self.endpoint: PolicyEndpoint | None = None
         self.canary: Canary | None = None
         self.adapter: str | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @cache
-def load_tokenizer(source: str, *, trust_remote_code: bool) -> Any:
+def shared_tokenizer(source: str, *, trust_remote_code: bool) -> Any:
     """Return a model's tokenizer as verl makes it, with a token for padding; the same object for every caller."""
     from verl.utils import hf_tokenizer
 

@@ -120,13 +120,13 @@ class Resources:
     def check_agents(self, workflow: Workflow, models: ModelPaths) -> None:
         """Check each agent, its tools included, with the chat template of every policy that it has during a run. Raises
         UserError."""
-        from recipe.dag.policy.tokenizer import load_tokenizer
+        from recipe.dag.policy.tokenizer import shared_tokenizer
 
         endpoints = {}
         for name, path in models.policies.items():
             model = workflow.policies[name].model
             source = absolute_if_local(model.tokenizer_path) or path  # as `policy_config` has it
-            tokenizer = load_tokenizer(source, trust_remote_code=model.trust_remote_code)
+            tokenizer = shared_tokenizer(source, trust_remote_code=model.trust_remote_code)
             endpoints[name] = PolicyEndpoint(cast(GenerationClient, None), tokenizer, max_model_len=0)
         for bound in all_bindings(workflow):
             for node in bound.rollout_nodes:
