@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
+from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config
 
 STOCK = "verl.workers.rollout.sglang_rollout.async_sglang_server"
 OURS = "recipe.dag.policy.sglang_server"
@@ -20,6 +21,7 @@ OURS = "recipe.dag.policy.sglang_server"
 @dataclasses.dataclass
 class ServerArgs:
     model_path: str
+    attention_backend: str | None = None
     enable_weights_cpu_backup: bool = False
     disable_overlap_schedule: bool = False
     tp_size: int = 1
@@ -48,6 +50,7 @@ class StockServer:
 
     def __init__(self, config, rollout_mode):
         self.config, self.rollout_mode, self.workers = config, rollout_mode, [Trainer()]
+        self.model_config = SimpleNamespace(hf_config=LlamaConfig())
 
     async def launch_server(self, master_address=None):
         assert self.workers[0].is_loaded, "a server would take the memory that the trainer needs"
@@ -119,6 +122,25 @@ def test_prompts_wait_for_others_unless_the_user_says_otherwise(make_server, own
     asyncio.run(server.launch_server(master_address="model"))
     assert server.args.enable_prefill_delayer is (ratio is not None)
     assert server.args.prefill_delayer_queue_min_ratio == ratio
+
+
+@pytest.mark.parametrize(
+    ("model", "own", "chosen"),
+    [
+        (Gemma3TextConfig(), {}, "triton"),
+        (Gemma3TextConfig(), {"attention_backend": "fa3"}, "fa3"),
+        (Qwen2Config(sliding_window=4096), {}, None),
+        (LlamaConfig(), {}, None),
+    ],
+    ids=["windows", "the user's", "windows that are off", "no windows"],
+)
+def test_sliding_windows_use_tritons_attention_unless_the_user_says_otherwise(make_server, model, own, chosen):
+    from verl.workers.rollout.replica import RolloutMode
+
+    server = make_server({"engine_kwargs": {"sglang": own}}, RolloutMode.HYBRID)
+    server.model_config = SimpleNamespace(hf_config=model)
+    asyncio.run(server.launch_server(master_address="model"))
+    assert server.args.attention_backend == chosen
 
 
 def test_sglangs_scheduler_is_started_with_this_projects_changes(make_server):

@@ -51,6 +51,7 @@ class PolicyServer(AdapterServing, stock.SGLangHttpServer):
         """Launch the server as soon as its GPUs' trainers are idle: it takes a share of the memory that is free then.
         This process has imported SGLang beside their load."""
         # safe, because this process serves one policy
+        self._choose_attention()
         stock.ServerArgs = Args if self._needs_copy() else ArgsWithoutCopy  # pyright: ignore[reportPrivateImportUsage]
         from sglang.srt.entrypoints import engine
 
@@ -74,6 +75,17 @@ class PolicyServer(AdapterServing, stock.SGLangHttpServer):
         if not succeeded:
             raise RuntimeError(f"SGLang did not load {folder}: {message}")
         await self.set_global_steps(version)
+
+    def _choose_attention(self) -> None:
+        """Use Triton's attention for a model with sliding windows, unless the user has chosen.
+
+        verl chooses FlashInfer's. With it, SGLang 0.5.12 ends at the first prompt of Gemma 3 that its graphs of prompts
+        pad, and without these graphs applies no window to prompts and attends wrongly after a cached prefix.
+        """
+        layers = getattr(self.model_config.hf_config.get_text_config(), "layer_types", None) or ()
+        if "sliding_attention" in layers:
+            kwargs = self.config.engine_kwargs
+            kwargs["sglang"] = {"attention_backend": "triton", **(kwargs.get("sglang") or {})}
 
     def _needs_copy(self) -> bool:
         """Return whether a wake-up must restore weights that no sync sends: those of a server that is not synced, of
