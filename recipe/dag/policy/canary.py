@@ -37,7 +37,7 @@ LENGTH = 128
 BOUNDS = {"float32": 1e-4, "bfloat16": 0.15, "fp8": 0.2}
 """Number format -> the largest mean difference of log-probs, in nats, between two engines with the same weights. With
 another policy's weights it is about 1. In bfloat16, a server rounds logits between 16 and 32 to multiples of 0.125:
-random weights of 3B parameters differ by 0.03, SmolLM2 by 0.05 to 0.06."""
+random weights of 3B parameters differ by 0.03, SmolLM2 by 0.05 to 0.06, Gemma 3 on a CPU by 0.04."""
 MOVED = 0.07
 """Share of the bound by which the trainer's log-probs move before a server's must have changed, too."""
 
@@ -61,10 +61,13 @@ class _Seen:
 
 def prompt_of(tokenizer: Any, max_len: int) -> list[int]:
     """Return the token ids of the text, or all ids if it has none, repeated or cut to LENGTH; fewer if a server with
-    contexts of `max_len` tokens has no room for them and a response."""
+    contexts of `max_len` tokens has no room for them and a response. The first one is the token that begins texts, if
+    the tokenizer has one: without it, numbers within Gemma 3 are larger, and so are the differences."""
     # not len(tokenizer): the model may lack tokens that a tokenizer's class has added
     ids = list(tokenizer.encode(TEXT, add_special_tokens=False)) or list(range(tokenizer.vocab_size))
-    return (ids * -(-LENGTH // len(ids)))[: max(2, min(LENGTH, max_len - 2))]
+    begin = getattr(tokenizer, "bos_token_id", None)
+    repeated = [*([] if begin is None else [begin]), *ids * -(-LENGTH // len(ids))]
+    return repeated[: max(2, min(LENGTH, max_len - 2))]
 
 
 def number_format(rollout: DictConfig) -> str:
