@@ -25,7 +25,7 @@ FOLDED = ("actor_rollout_ref.actor.fsdp_config.model_dtype=bf16",)
 def trained(request, tiny_model, tmp_path_factory, zygote) -> SimpleNamespace:
     (world, overrides), out = request.param, tmp_path_factory.mktemp("adapters")
     (out / "score.py").write_text("def score(episode): return {}\n")
-    env = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     arguments = [str(world), str(tiny_model), str(out), *overrides]
     ranks = [
         subprocess.Popen(
@@ -34,7 +34,7 @@ def trained(request, tiny_model, tmp_path_factory, zygote) -> SimpleNamespace:
         for rank in range(world)
     ]
     errors = [process.communicate(timeout=900)[1] for process in ranks]
-    assert [process.returncode for process in ranks] == [0] * world, "\n".join(errors)[-4000:]
+    assert [process.returncode for process in ranks] == [0] * world, "\n".join(error[-3000:] for error in errors)
     return SimpleNamespace(out=out, model=tiny_model, half=bool(overrides), **torch.load(out / "result.pt"))
 
 

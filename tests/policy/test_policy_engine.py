@@ -48,7 +48,7 @@ def steps(tiny_model, untied_model, tmp_path_factory, zygote) -> dict[tuple[int,
         out = tmp_path_factory.mktemp(f"ranks{world}")
         (out / "score.py").write_text("def score(episode): return {}\n")
         arguments = [str(world), str(tiny_model), str(untied_model), str(out)]
-        env = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}
+        env = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
         ranks = [
             subprocess.Popen(
                 [zygote.python, str(SCRIPT), str(rank), *arguments], stderr=subprocess.PIPE, text=True, env=env
@@ -56,7 +56,7 @@ def steps(tiny_model, untied_model, tmp_path_factory, zygote) -> dict[tuple[int,
             for rank in range(world)
         ]
         errors = [process.communicate(timeout=900)[1] for process in ranks]
-        assert [process.returncode for process in ranks] == [0] * world, "\n".join(errors)[-4000:]
+        assert [process.returncode for process in ranks] == [0] * world, "\n".join(error[-3000:] for error in errors)
         for path in out.glob("*.pt"):
             engine, _, loss = path.stem.rpartition("_")
             found[world, engine, loss] = torch.load(path)
