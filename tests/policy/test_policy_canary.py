@@ -145,8 +145,8 @@ def test_the_prompt_is_of_the_tokenizers_own_tokens(tiny_model):
     ids = prompt_of(of_bytes, 4096)
     assert ids == list(TEXT[:LENGTH].encode())
     assert prompt_of(of_bytes, 64) == ids[:62]  # verl's server needs room for two tokens more
-    begun = SimpleNamespace(encode=of_bytes.encode, bos_token_id=2)
-    assert prompt_of(begun, 4096) == [2, *ids[:-1]]
+    with_bos = SimpleNamespace(encode=of_bytes.encode, bos_token_id=2)
+    assert prompt_of(with_bos, 4096) == [2, *ids[:-1]]
     # has no token of the text, and one that the model lacks
     of_words, size = AutoTokenizer.from_pretrained(tiny_model), AutoConfig.from_pretrained(tiny_model).vocab_size
     assert prompt_of(of_words, 4096) == [*range(size), *range(LENGTH - size)]

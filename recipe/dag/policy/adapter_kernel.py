@@ -35,8 +35,8 @@ def _add_product(
     first_end,
     second_end,
     out,
-    row,
-    column,
+    token_stride,
+    output_stride,
     columns: tl.constexpr,
     height: tl.constexpr,
     width: tl.constexpr,
@@ -56,21 +56,21 @@ def _add_product(
     within = outputs < end
     token = tl.program_id(1) * height + tl.arange(0, height)
     real = token < tokens
-    far = token.to(tl.int64)  # times `row`, it may exceed 32 bits
-    target = output + far[:, None] * row + outputs[None, :] * column
+    far = token.to(tl.int64)  # times `token_stride`, it may exceed 32 bits
+    target = output + far[:, None] * token_stride + outputs[None, :] * output_stride
     inside = real[:, None] & within[None, :]
     # all reads precede the first use of one, which waits
     base = tl.load(target, mask=inside, other=0.0)
     total = tl.zeros((height, width), tl.float32)
     for begin in tl.static_range(0, columns, depth):
-        place = begin + tl.arange(0, depth)
-        held = place < columns
-        x = h + far[:, None] * (parts * columns) + part * columns + place[None, :]
-        x = tl.load(x, mask=real[:, None] & held[None, :], other=0.0)
-        y = tl.load(b + place[:, None] * out + outputs[None, :], mask=held[:, None] & within[None, :], other=0.0)
-        mine = tl.load(owner + token, mask=real, other=-2)
-        whose = tl.load(owners + place, mask=held, other=-1)
-        total = tl.dot(tl.where(mine[:, None] == whose[None, :], x, 0.0), y, total)
+        column = begin + tl.arange(0, depth)
+        exists = column < columns
+        x = h + far[:, None] * (parts * columns) + part * columns + column[None, :]
+        x = tl.load(x, mask=real[:, None] & exists[None, :], other=0.0)
+        y = tl.load(b + column[:, None] * out + outputs[None, :], mask=exists[:, None] & within[None, :], other=0.0)
+        token_owner = tl.load(owner + token, mask=real, other=-2)
+        column_owner = tl.load(owners + column, mask=exists, other=-1)
+        total = tl.dot(tl.where(token_owner[:, None] == column_owner[None, :], x, 0.0), y, total)
     tl.store(target, base.to(tl.float32) + total, mask=inside)
 
 

@@ -61,12 +61,12 @@ class _Seen:
 
 def prompt_of(tokenizer: Any, max_len: int) -> list[int]:
     """Return the token ids of the text, or all ids if it has none, repeated or cut to LENGTH; fewer if a server with
-    contexts of `max_len` tokens has no room for them and a response. The first one is the token that begins texts, if
-    the tokenizer has one: without it, numbers within Gemma 3 are larger, and so are the differences."""
+    contexts of `max_len` tokens has no room for them and a response. The prompt begins with the tokenizer's bos token
+    if there is one: without it, Gemma 3's hidden states are larger, and so are the differences."""
     # not len(tokenizer): the model may lack tokens that a tokenizer's class has added
     ids = list(tokenizer.encode(TEXT, add_special_tokens=False)) or list(range(tokenizer.vocab_size))
-    begin = getattr(tokenizer, "bos_token_id", None)
-    repeated = [*([] if begin is None else [begin]), *ids * -(-LENGTH // len(ids))]
+    bos = getattr(tokenizer, "bos_token_id", None)
+    repeated = [*([] if bos is None else [bos]), *ids * -(-LENGTH // len(ids))]
     return repeated[: max(2, min(LENGTH, max_len - 2))]
 
 

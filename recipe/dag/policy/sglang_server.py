@@ -50,8 +50,8 @@ class PolicyServer(AdapterServing, stock.SGLangHttpServer):
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         """Launch the server as soon as its GPUs' trainers are idle: it takes a share of the memory that is free then.
         This process has imported SGLang beside their load."""
-        # safe, because this process serves one policy
         self._choose_attention()
+        # safe, because this process serves one policy
         stock.ServerArgs = Args if self._needs_copy() else ArgsWithoutCopy  # pyright: ignore[reportPrivateImportUsage]
         from sglang.srt.entrypoints import engine
 
