@@ -43,19 +43,24 @@ def check(device: str, dtype: torch.dtype) -> None:
         owners = torch.tensor([(-1, 1, 2)[column % 3] for column in range(columns)], dtype=torch.int32, device=device)
         owner = torch.tensor([(2, -2, 1)[token % 3] for token in range(tokens + 3)], dtype=torch.int32, device=device)
         own = owner[:tokens, None] == owners
-        h = torch.randn(tokens, len(ends) * columns, device=device).to(dtype)
+        h = torch.randn(tokens, len(ends) * columns + 8, device=device).to(dtype)[:, :-8]
         b = (torch.randn(columns, out, device=device) / columns**0.5).to(dtype)
         around = torch.randn(tokens + 1, out + 8, device=device).to(dtype)
-        expected, inside = around.double(), torch.zeros_like(around, dtype=torch.bool)
+        expected, of_base = around[:tokens, :out].double(), owner[:tokens] == -2
         for start, end, part in zip(starts, ends, h.split(columns, 1), strict=True):
-            expected[:tokens, start:end] += part.double().where(own, 0) @ b[:, start:end].double()
-        inside[:tokens, :out] = owner[:tokens, None] != -2
+            expected[:, start:end] += part.double().where(own, 0) @ b[:, start:end].double()
         h[~own.repeat(1, len(ends))] = torch.nan  # of no importance, whatever they are
         for adapter_kernel.MULTIPROCESSORS in (1, 132):  # wide tiles, and narrow ones
-            found = around.clone()
-            adapter_kernel.add_product(h, b, found[:tokens, :out], owner, owners, ends)
-            torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=torch.finfo(dtype).eps)
-            assert torch.equal(found[~inside], around[~inside]), "of the base, and outside the output"
+            for buffer in (around.clone(), around[:, :out].clone()):
+                given = buffer[:tokens, :out]
+                found = adapter_kernel.add_product(h, b, given, owner, owners, ends)
+                torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=torch.finfo(dtype).eps)
+                assert torch.equal(found[of_base], around[:tokens, :out][of_base])
+                assert found.is_contiguous() and (found is given) == given.is_contiguous()
+                changed = buffer != around[:, : buffer.shape[1]]
+                if found is given:
+                    changed[:tokens, :out] = False
+                assert not changed.any()
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from recipe.dag.policy import dense_adapters
-from recipe.dag.policy.dense_adapters import Adapter, Columns, Products
+from recipe.dag.policy.dense_adapters import Adapter, Columns, Products, Stacked
 
-RANK, IN, ENDS = 4, 6, (0, 5, 8, 9)
+RANK, IN, ENDS = 8, 6, (0, 5, 8, 9)
 PARTS, OUT = len(ENDS) - 1, ENDS[-1]
 
 
@@ -63,9 +64,24 @@ def pool():
     return pool
 
 
+class Linear:
+    """SGLang's layer with a bias, and its method."""
+
+    def __init__(self):
+        self.bias = torch.randn(OUT)
+
+    def apply(self, module: Linear, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return nn.functional.linear(x, module.weight, bias)
+
+
 def products_of(pool: Pool, columns: int) -> Products:
     products = Products(columns, "cpu")
-    products.add(pool.a, pool.b, ENDS)
+    pool.linear = Linear()
+    stacked = torch.randn(OUT + PARTS * columns, IN)
+    pool.linear.weight, room = stacked.split([OUT, PARTS * columns])
+    room.zero_()
+    layer = products.add(pool.a, pool.b, ENDS, stacked)
+    pool.stacked = Stacked(pool.linear, stacked, pool.linear.bias, products, layer)
     products.capture(8)
     return products
 
@@ -74,10 +90,14 @@ def check(pool, products, requests, lengths=None, *, in_graph: bool, padding: in
     """`padding`: rows of the graph without a request, whose output is not read."""
     products.prepare(requests, lengths, pool.of(requests), in_graph=in_graph)
     owners = [name for name, n in zip(requests, lengths or [1] * len(requests), strict=True) for _ in range(n)]
-    x, base = torch.randn(len(owners) + padding, IN), torch.randn(len(owners) + padding, OUT)
-    output = products.expand(products.shrink(x, pool.a), pool.b, base.clone())
-    true = base[: len(owners)] + pool.expected(x[: len(owners)], owners)
-    torch.testing.assert_close(output[: len(owners)], true)
+    x = torch.randn(len(owners) + padding, IN)
+    for method in (pool.linear, pool.stacked):
+        for bias in (None, pool.linear.bias):
+            base = method.apply(pool.linear, x, bias)
+            output = products.expand(products.shrink(x, pool.a), pool.b, base)
+            true = pool.linear.apply(pool.linear, x, bias)[: len(owners)] + pool.expected(x[: len(owners)], owners)
+            torch.testing.assert_close(output[: len(owners)], true)
+            assert output.is_contiguous()
 
 
 @pytest.mark.parametrize(
@@ -134,7 +154,7 @@ def test_columns_are_those_of_adapters_that_were_not_used_for_longest():
 @pytest.fixture
 def sglang(monkeypatch):
     """SGLang's names that the back end uses, with the pool's layer in a model of one layer."""
-    names = ("lora", "lora.backend", "model_executor")
+    names = ("lora", "lora.backend", "model_executor", "layers", "layers.quantization")
     modules = {name: ModuleType(f"sglang.srt.{name}") for name in names}
     registry = {}
 
@@ -156,7 +176,15 @@ def sglang(monkeypatch):
         def can_run(self, forward_batch):
             return True
 
+    class UnquantizedLinearMethod(Linear):
+        def __init__(self): ...
+
+        def create_weights(self, layer, input_size_per_partition, output_partition_sizes, params_dtype):
+            shape = (sum(output_partition_sizes), input_size_per_partition)
+            layer.weight = nn.Parameter(torch.randn(shape, dtype=params_dtype), requires_grad=False)
+
     given = {
+        "layers.quantization.unquant": {"UnquantizedLinearMethod": UnquantizedLinearMethod},
         "lora.backend.lora_registry": {"register_lora_backend": lambda name: partial(registry.__setitem__, name)},
         "lora.backend.base_backend": {"BaseLoRABackend": Backend},
         "lora.lora_manager": {"LoRAManager": LoRAManager},
@@ -172,7 +200,9 @@ def sglang(monkeypatch):
         module = ModuleType(f"sglang.srt.{name}")
         vars(module).update(members)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    return SimpleNamespace(registry=registry, manager=LoRAManager, runner=CudaGraphRunner)
+    return SimpleNamespace(
+        registry=registry, manager=LoRAManager, runner=CudaGraphRunner, method=UnquantizedLinearMethod
+    )
 
 
 def batch_of(requests, lengths=None):
@@ -180,15 +210,21 @@ def batch_of(requests, lengths=None):
     return SimpleNamespace(forward_mode=mode, extend_seq_lens_cpu=lengths, lora_ids=requests)
 
 
-@pytest.mark.parametrize("columns", [8, None])
-def test_sglangs_pool_and_layers_reach_the_products(sglang, pool, columns):
+@pytest.mark.parametrize(("columns", "ranks_"), [(15, 1), (15, 2), (None, 1)])
+def test_sglangs_pool_and_layers_reach_the_products(sglang, pool, columns, ranks_):
+    """`ranks_`: of tensor parallelism."""
     dense_adapters.register(columns)
     backend = sglang.registry["dense"]()(max_loras_per_batch=4, device=torch.device("cpu"), server_args=None)
     ends = torch.tensor(ENDS)
-    manager = sglang.manager(pool, backend, SimpleNamespace(output_offset_cpu=ends))
+    base = SimpleNamespace(quant_method=sglang.method(), bias=torch.randn(OUT), reduce_results=True, tp_size=ranks_)
+    base.quant_method.create_weights(base, IN, output_partition_sizes=[5, 3, 1], params_dtype=torch.float32)
+    assert base.weight.shape == (OUT, IN)
+    for name, place in (("a@1", 0), ("c@1", 3)):
+        pool.load(name, place, 8, 1.0)
+    manager = sglang.manager(pool, backend, SimpleNamespace(output_offset_cpu=ends, base_layer=base))
     manager.update_lora_info()
     backend.init_cuda_graph_batch_info(max_bs_in_cuda_graph=8, num_tokens_per_bs=1)
-    ranks, scalings = [4, 2, 0, 3], [0.5, 2.0, 0.0, 1.0]
+    ranks, scalings = [8, 2, 0, 8], [1.0, 2.0, 0.0, 1.0]
     places = {None: 2, "a@1": 0, "b@1": 1, "c@1": 3}
     for requests, lengths, fits in (
         (["a@1", None], [2, 1], True),
@@ -200,9 +236,12 @@ def test_sglangs_pool_and_layers_reach_the_products(sglang, pool, columns):
         backend.prepare_lora_batch(batch, indices, ranks, scalings, use_cuda_graph=lengths is None)
         owners = [name for name, n in zip(requests, lengths or [1, 1, 1], strict=True) for _ in range(n)]
         x = torch.randn(3, IN)
+        output = base.quant_method.apply(base, x, base.bias)
+        is_stacked = bool(columns) and ranks_ == 1 and lengths is None and fits
+        assert output.is_contiguous() != is_stacked, "ranks cannot add up rows that lie apart"
         rest = {"output_offset": None, "output_offset_cpu": ends, "max_qkv_out_dim": 5}
-        output = backend.run_qkv_lora(x, pool.a, pool.b, **rest, base_output=torch.zeros(3, OUT))
-        torch.testing.assert_close(output, pool.expected(x, owners))
+        output = backend.run_qkv_lora(x, pool.a, pool.b, **rest, base_output=output)
+        torch.testing.assert_close(output, nn.functional.linear(x, base.weight, base.bias) + pool.expected(x, owners))
         assert sglang.runner(manager).can_run(batch) == fits
     of_whole_weights = sglang.runner(None)
     del of_whole_weights.model_runner.lora_manager

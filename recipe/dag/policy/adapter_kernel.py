@@ -23,20 +23,21 @@ HEIGHT, WIDE, NARROW, DEPTH = 64, 128, 64, 128
 MULTIPROCESSORS = 132  # of an H100
 
 
-@triton.jit(do_not_specialize=["tokens", "parts"])
+@triton.jit(do_not_specialize=["tokens"])
 def _add_product(
     h,
     b,
-    output,
+    source,
+    target,
     owner,
     owners,
     tokens,
-    parts,
     first_end,
     second_end,
     out,
-    token_stride,
-    output_stride,
+    h_stride,
+    source_stride,
+    target_stride,
     columns: tl.constexpr,
     height: tl.constexpr,
     width: tl.constexpr,
@@ -56,22 +57,21 @@ def _add_product(
     within = outputs < end
     token = tl.program_id(1) * height + tl.arange(0, height)
     real = token < tokens
-    far = token.to(tl.int64)  # times `token_stride`, it may exceed 32 bits
-    target = output + far[:, None] * token_stride + outputs[None, :] * output_stride
+    far = token.to(tl.int64)  # times a stride, it may exceed 32 bits
     inside = real[:, None] & within[None, :]
     # all reads precede the first use of one, which waits
-    base = tl.load(target, mask=inside, other=0.0)
+    base = tl.load(source + far[:, None] * source_stride + outputs[None, :], mask=inside, other=0.0)
     total = tl.zeros((height, width), tl.float32)
     for begin in tl.static_range(0, columns, depth):
         column = begin + tl.arange(0, depth)
         exists = column < columns
-        x = h + far[:, None] * (parts * columns) + part * columns + column[None, :]
+        x = h + far[:, None] * h_stride + part * columns + column[None, :]
         x = tl.load(x, mask=real[:, None] & exists[None, :], other=0.0)
         y = tl.load(b + column[:, None] * out + outputs[None, :], mask=exists[:, None] & within[None, :], other=0.0)
         token_owner = tl.load(owner + token, mask=real, other=-2)
         column_owner = tl.load(owners + column, mask=exists, other=-1)
         total = tl.dot(tl.where(token_owner[:, None] == column_owner[None, :], x, 0.0), y, total)
-    tl.store(target, base.to(tl.float32) + total, mask=inside)
+    tl.store(target + far[:, None] * target_stride + outputs[None, :], base.to(tl.float32) + total, mask=inside)
 
 
 def add_product(
@@ -81,14 +81,17 @@ def add_product(
     owner: torch.Tensor,
     owners: torch.Tensor,
     ends: Sequence[int],
-) -> None:
-    """Add the products of `h` [tokens, parts * columns] and `b` [columns, out] to `output` [tokens, out], in place, for
-    each token in the columns whose entry in `owners` [columns] is its own in `owner` [at least tokens].
+) -> torch.Tensor:
+    """Return `output` [tokens, out] plus the products of `h` [tokens, parts * columns] and `b` [columns, out], for each
+    token in the columns whose entry in `owners` [columns] is its own in `owner` [at least tokens].
 
-    `h` and `b`: bf16 or fp16, contiguous. `ends`: of the parts in `out`, three at most.
+    `h`, `b` and `output`: bf16 or fp16; rows of `h` and `output` may lie apart. The sum is contiguous: in place, if
+    `output` is. `ends`: of the parts in `out`, three at most.
     """
     tokens, (columns, out) = len(output), b.shape
     assert len(h) == tokens <= len(owner)
+    assert h.stride(1) == output.stride(1) == 1
+    total = output if output.is_contiguous() else output.new_empty(output.shape)
     first, second = (*ends[:-1], out, out)[:2]
     rows = triton.cdiv(tokens, HEIGHT)
     width = WIDE if rows * triton.cdiv(out, WIDE) >= 2 * MULTIPROCESSORS else NARROW
@@ -97,16 +100,19 @@ def add_product(
         h,
         b,
         output,
+        total,
         owner,
         owners,
         tokens,
-        len(ends),
         first,
         second,
         out,
-        *output.stride(),
+        h.stride(0),
+        output.stride(0),
+        total.stride(0),
         columns=columns,
         height=HEIGHT,
         width=width,
         depth=min(DEPTH, max(16, triton.next_power_of_2(columns))),
     )
+    return total

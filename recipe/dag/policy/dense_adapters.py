@@ -6,7 +6,9 @@ gets none.
 SGLang 0.5.12's own kernels loop over a layer's inputs within one block of threads, for each segment of a few tokens.
 Dense products compute as many columns as the ranks of all adapters have together where those of one were enough, but
 these are few beside the layer's own. cuBLAS multiplies by A, and one kernel (`adapter_kernel`) by B, without the other
-adapters' columns.
+adapters' columns. A layer's own matrix has A as more rows, with which CUDA graphs, those of decoding, multiply at once:
+such a batch waits for memory to be read, so that the rows cost nothing. Prompts take two products, since the sum needs
+memory of its own beside a product of both.
 
 SGLang's pool pads each adapter to the largest rank. The products read copies without that padding, whose shapes and
 addresses CUDA graphs hold. A batch that needs more columns than there are, as with two versions of each adapter, is
@@ -23,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 NAME = "dense"
 
@@ -37,13 +40,24 @@ class Adapter(NamedTuple):
 class Layer:
     """The matrices of one layer, which has one pair of them for each of its parts (q, k and v)."""
 
-    def __init__(self, a: torch.Tensor, b: torch.Tensor, ends: Sequence[int], columns: int):
+    def __init__(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        ends: Sequence[int],
+        columns: int,
+        stacked: torch.Tensor | None = None,
+    ):
         """`a`: SGLang's buffer [places, parts * largest rank, in]; an adapter of a smaller rank has its parts at the
-        beginning, one after the other. `b`: [places, out, largest rank]. `ends`: 0 and the parts' ends in `out`."""
+        beginning, one after the other. `b`: [places, out, largest rank]. `ends`: 0 and the parts' ends in `out`.
+        `stacked` [out + parts * columns, in]: the layer's own matrix, and room for A below it."""
         self.a, self.b, self.parts = a, b, list(pairwise(map(int, ends)))
-        self.rows_a = a.new_zeros(len(self.parts), columns, a.shape[2])
+        shape = (len(self.parts), columns, a.shape[2])
+        self.rows_a = a.new_zeros(shape) if stacked is None else stacked[b.shape[1] :].view(shape)
         self.rows_b = b.new_zeros(columns, b.shape[1])
         """Times the scaling. An output has the columns of its own part alone."""
+        self.h: torch.Tensor | None = None
+        """What `Stacked` computed [tokens, parts * columns], until `Products.shrink` returns it."""
 
     def load(self, adapter: Adapter, columns: torch.Tensor) -> None:
         """Copy an adapter that is in the pool into `columns` [rank]."""
@@ -80,8 +94,8 @@ class Products:
     """The products of one batch after another."""
 
     def __init__(self, columns: int, device: torch.device | str):
-        """`columns`: the ranks of the adapters that a batch usually has, together."""
-        self.columns, self.device = Columns(-(-columns // 8) * 8), torch.device(device)  # cuBLAS reads 16 bytes at once
+        """`columns`: the ranks of the adapters that a batch usually has, together, as `padded` returns them."""
+        self.columns, self.device = Columns(columns), torch.device(device)
         self.layers: dict[int, Layer] = {}
         """Address of SGLang's A, and of its B -> the layer."""
         self.owners = torch.full((self.columns.number,), -1, dtype=torch.int32, device=self.device)
@@ -91,10 +105,14 @@ class Products:
         read it at one address."""
         self.one_by_one: list[tuple[slice | torch.Tensor, Adapter]] | None = None
         """The rows of an adapter's tokens, all of a batch that has no other adapter; None: computed in columns."""
+        self.in_graph = False
+        """Whether the batch is computed in columns, by a CUDA graph."""
 
-    def add(self, a: torch.Tensor, b: torch.Tensor, ends: Sequence[int]) -> None:
+    def add(self, a: torch.Tensor, b: torch.Tensor, ends: Sequence[int], stacked: torch.Tensor | None = None) -> Layer:
         """Add a layer, as `Layer` takes it."""
-        self.layers[a.data_ptr()] = self.layers[b.data_ptr()] = Layer(a, b, ends, self.columns.number)
+        layer = Layer(a, b, ends, self.columns.number, stacked)
+        self.layers[a.data_ptr()] = self.layers[b.data_ptr()] = layer
+        return layer
 
     def capture(self, tokens: int) -> None:
         """Make room for CUDA graphs of at most so many tokens."""
@@ -110,6 +128,7 @@ class Products:
     ) -> None:
         """`requests`: the id of each one's adapter; None: the base. `lengths`: its tokens, by default 1. `adapters`:
         those of the batch."""
+        self.in_graph = False
         if not in_graph and len(set(requests)) == 1:
             self.one_by_one = [(slice(None), adapter) for adapter in adapters.values()]
             return
@@ -132,6 +151,7 @@ class Products:
         if self.device.type == "cuda":
             owner = owner.pin_memory()
         if in_graph:
+            self.in_graph = True
             self.owner = self.captured
             self.owner[: len(owner)].copy_(owner, non_blocking=True)
         else:
@@ -140,6 +160,9 @@ class Products:
     def shrink(self, x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         """Return the input of `expand`, [tokens, _], for `x` [tokens, in]."""
         layer = self.layers[a.data_ptr()]
+        if layer.h is not None:
+            h, layer.h = layer.h, None
+            return h
         parts = len(layer.parts)
         if self.one_by_one is None:
             return x @ layer.rows_a.flatten(0, 1).T
@@ -152,7 +175,7 @@ class Products:
         return h
 
     def expand(self, h: torch.Tensor, b: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        """Add the adapters' part to `output` [tokens, out], in place."""
+        """Return `output` [tokens, out] with the adapters' part, contiguous; in place, if `output` is."""
         layer = self.layers[b.data_ptr()]
         if self.one_by_one is None:
             return self._expand_columns(h, layer, output)
@@ -168,8 +191,8 @@ class Products:
         if output.is_cuda and output.itemsize == 2 and len(layer.parts) <= 3:  # fp32 exceeds the kernel's registers
             from recipe.dag.policy.adapter_kernel import add_product
 
-            add_product(h, layer.rows_b, output, self.owner, self.owners, [end for _, end in layer.parts])
-            return output
+            return add_product(h, layer.rows_b, output, self.owner, self.owners, [end for _, end in layer.parts])
+        output = output.contiguous()
         own = self.owner[: len(h), None] == self.owners
         for columns, (start, end) in zip(h.split(len(self.owners), 1), layer.parts, strict=True):
             output[:, start:end].addmm_(columns.where(own, 0), layer.rows_b[:, start:end])
@@ -187,9 +210,34 @@ class Products:
         self.owners.copy_(owners)
 
 
+class Stacked:
+    """SGLang's method of a layer without quantization, which in CUDA graphs multiplies by A, too."""
+
+    def __init__(self, method: Any, stacked: torch.Tensor, bias: torch.Tensor | None, products: Products, layer: Layer):
+        """`stacked`: as `Layer` takes it. `bias` [out]."""
+        self.method, self.matrix, self.products, self.layer = method, stacked, products, layer
+        self.out = layer.b.shape[1]
+        self.bias = None if bias is None else nn.functional.pad(bias, (0, len(stacked) - self.out))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.method, name)
+
+    def apply(self, module: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if not self.products.in_graph:
+            return self.method.apply(module, x, bias)
+        both = nn.functional.linear(x, self.matrix, None if bias is None else self.bias)
+        self.layer.h = both[:, self.out :]
+        return both[:, : self.out]
+
+
+def padded(columns: int) -> int:
+    """Return how many columns there are for adapters of so many ranks: rows of 32 bytes, which kernels read at once."""
+    return -(-columns // 16) * 16
+
+
 def register(columns: int | None = None) -> None:
     """Give SGLang the back end. `columns`: the ranks of the adapters that a batch usually has, together; None: room for
-    all of SGLang's pool."""
+    all of SGLang's pool, not in the layers' own matrices."""
     from sglang.srt.lora.backend.lora_registry import register_lora_backend
     from sglang.srt.lora.lora_manager import LoRAManager
     from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner
@@ -210,6 +258,31 @@ def register(columns: int | None = None) -> None:
         return can_run(self, forward_batch)
 
     LoRAManager.update_lora_info, CudaGraphRunner.can_run = update_and_copy, can_run_in_columns
+    if columns:
+        _leave_room(padded(columns))
+
+
+def _leave_room(columns: int) -> None:
+    """Have SGLang allocate matrices with zeros as more rows, which its layers do not see, for A."""
+    from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+
+    create = UnquantizedLinearMethod.create_weights
+
+    def create_with_room(
+        self: Any,
+        layer: Any,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        *rest: Any,
+        **named: Any,
+    ) -> None:
+        sizes = [*output_partition_sizes, len(output_partition_sizes) * columns]
+        create(self, layer, input_size_per_partition, sizes, *rest, **named)
+        layer.stacked = layer.weight.data
+        layer.weight.data, room = layer.stacked.split([sum(output_partition_sizes), sizes[-1]])
+        room.zero_()
+
+    UnquantizedLinearMethod.create_weights = create_with_room
 
 
 def _products(columns: int | None, manager: Any) -> Products:
@@ -217,7 +290,7 @@ def _products(columns: int | None, manager: Any) -> Products:
     from sglang.srt.lora.utils import LoRAType, get_target_module_name
 
     pool = manager.memory_pool
-    products = Products(columns or pool.max_loras_per_batch * pool.max_lora_rank, manager.device)
+    products = Products(padded(columns or pool.max_loras_per_batch * pool.max_lora_rank), manager.device)
     for number, modules in enumerate(manager.lora_modules):
         for name, module in modules.items():
             if not hasattr(module, "output_offset_cpu"):
@@ -226,8 +299,17 @@ def _products(columns: int | None, manager: Any) -> Products:
                 )
             target = get_target_module_name(name, pool.target_modules)
             a, b = (pool.get_tensor(target, number, kind) for kind in (LoRAType.LORA_A, LoRAType.LORA_B))
-            products.add(a, b, module.output_offset_cpu)
+            stacked = getattr(module.base_layer, "stacked", None)
+            layer = products.add(a, b, module.output_offset_cpu, stacked)
+            if stacked is not None and not _is_summed(module.base_layer):
+                bias = getattr(module.base_layer, "bias", None)
+                module.base_layer.quant_method = Stacked(module.base_layer.quant_method, stacked, bias, products, layer)
     return products
+
+
+def _is_summed(layer: Any) -> bool:
+    """Return whether ranks add up a layer's outputs, which then must be contiguous."""
+    return getattr(layer, "reduce_results", False) and layer.tp_size > 1
 
 
 def _backend() -> Any:
