@@ -210,15 +210,19 @@ def batch_of(requests, lengths=None):
     return SimpleNamespace(forward_mode=mode, extend_seq_lens_cpu=lengths, lora_ids=requests)
 
 
-@pytest.mark.parametrize(("columns", "ranks_"), [(15, 1), (15, 2), (None, 1)])
-def test_sglangs_pool_and_layers_reach_the_products(sglang, pool, columns, ranks_):
-    """`ranks_`: of tensor parallelism."""
+@pytest.mark.parametrize(
+    ("columns", "ranks_", "replaced"), [(15, 1, False), (15, 2, False), (15, 1, True), (None, 1, False)]
+)
+def test_sglangs_pool_and_layers_reach_the_products(sglang, pool, columns, ranks_, replaced):
+    """`ranks_`: of tensor parallelism. `replaced`: the weight, by another after it was created, as of torchao."""
     dense_adapters.register(columns)
     backend = sglang.registry["dense"]()(max_loras_per_batch=4, device=torch.device("cpu"), server_args=None)
     ends = torch.tensor(ENDS)
     base = SimpleNamespace(quant_method=sglang.method(), bias=torch.randn(OUT), reduce_results=True, tp_size=ranks_)
     base.quant_method.create_weights(base, IN, output_partition_sizes=[5, 3, 1], params_dtype=torch.float32)
     assert base.weight.shape == (OUT, IN)
+    if replaced:
+        base.weight = nn.Parameter(torch.randn(OUT, IN), requires_grad=False)
     for name, place in (("a@1", 0), ("c@1", 3)):
         pool.load(name, place, 8, 1.0)
     manager = sglang.manager(pool, backend, SimpleNamespace(output_offset_cpu=ends, base_layer=base))
@@ -237,7 +241,7 @@ def test_sglangs_pool_and_layers_reach_the_products(sglang, pool, columns, ranks
         owners = [name for name, n in zip(requests, lengths or [1, 1, 1], strict=True) for _ in range(n)]
         x = torch.randn(3, IN)
         output = base.quant_method.apply(base, x, base.bias)
-        is_stacked = bool(columns) and ranks_ == 1 and lengths is None and fits
+        is_stacked = bool(columns) and ranks_ == 1 and not replaced and lengths is None and fits
         assert output.is_contiguous() != is_stacked, "ranks cannot add up rows that lie apart"
         rest = {"output_offset": None, "output_offset_cpu": ends, "max_qkv_out_dim": 5}
         output = backend.run_qkv_lora(x, pool.a, pool.b, **rest, base_output=output)

@@ -278,9 +278,10 @@ def _leave_room(columns: int) -> None:
     ) -> None:
         sizes = [*output_partition_sizes, len(output_partition_sizes) * columns]
         create(self, layer, input_size_per_partition, sizes, *rest, **named)
-        layer.stacked = layer.weight.data
-        layer.weight.data, room = layer.stacked.split([sum(output_partition_sizes), sizes[-1]])
+        stacked = layer.weight.data
+        layer.weight.data, room = stacked.split([sum(output_partition_sizes), sizes[-1]])
         room.zero_()
+        layer.weight.stacked = stacked  # gone with a weight that is replaced, as torchao does
 
     UnquantizedLinearMethod.create_weights = create_with_room
 
@@ -299,7 +300,7 @@ def _products(columns: int | None, manager: Any) -> Products:
                 )
             target = get_target_module_name(name, pool.target_modules)
             a, b = (pool.get_tensor(target, number, kind) for kind in (LoRAType.LORA_A, LoRAType.LORA_B))
-            stacked = getattr(module.base_layer, "stacked", None)
+            stacked = getattr(getattr(module.base_layer, "weight", None), "stacked", None)
             layer = products.add(a, b, module.output_offset_cpu, stacked)
             if stacked is not None and not _is_summed(module.base_layer):
                 bias = getattr(module.base_layer, "bias", None)
