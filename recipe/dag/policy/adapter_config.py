@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.policy import dense_adapters
+from recipe.dag.policy import sglang_adapters
 from recipe.dag.workflow.adapter_shape import ALL_LINEAR, AdapterShape, critic_shape
 from recipe.dag.workflow.agent_schema import Policy
 
@@ -99,7 +99,7 @@ def _server_arguments(shapes: Mapping[str, AdapterShape]) -> dict[str, object]:
         if shape.targets != (ALL_LINEAR,) and (message := _unserved(set(shape.targets))):
             raise UserError(f"policies.{name}.lora.targets: {message}")
     return {
-        "lora_backend": dense_adapters.NAME,
+        "lora_backend": sglang_adapters.NAME,
         "enable_lora": True,
         "max_lora_rank": max(shape.rank for shape in shapes.values()),
         "lora_target_modules": list(TARGETS),

@@ -1,0 +1,171 @@
+"""SGLang's back end of adapters with this project's products, and its layers' matrices with room for A.
+
+Invariant: a layer's output is SGLang's plus what `dense_adapters` adds, whichever way its own product was computed.
+
+SGLang is imported by the functions that need it: `register` is called in the process of SGLang's scheduler.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from recipe.dag.policy.dense_adapters import Adapter, Layer, Products
+
+NAME = "dense"
+
+
+class Stacked:
+    """SGLang's method of a layer without quantization, which in CUDA graphs multiplies by A, too."""
+
+    def __init__(self, method: Any, stacked: torch.Tensor, bias: torch.Tensor | None, products: Products, layer: Layer):
+        """`stacked`: as `Layer` takes it. `bias` [out]."""
+        self.method, self.matrix, self.products, self.layer = method, stacked, products, layer
+        self.out = layer.b.shape[1]
+        self.bias = None if bias is None else nn.functional.pad(bias, (0, len(stacked) - self.out))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.method, name)
+
+    def apply(self, module: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if not self.products.in_graph:
+            return self.method.apply(module, x, bias)
+        both = nn.functional.linear(x, self.matrix, None if bias is None else self.bias)
+        self.layer.h = both[:, self.out :]
+        return both[:, : self.out]
+
+
+def padded(columns: int) -> int:
+    """Return how many columns there are for adapters of so many ranks: rows of 32 bytes, which kernels read at once."""
+    return -(-columns // 16) * 16
+
+
+def register(columns: int | None = None) -> None:
+    """Give SGLang the back end. `columns`: the ranks of the adapters that a batch usually has, together; None: room for
+    all of SGLang's pool, not in the layers' own matrices."""
+    from sglang.srt.lora.backend.lora_registry import register_lora_backend
+    from sglang.srt.lora.lora_manager import LoRAManager
+    from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner
+
+    backend = _backend()
+    register_lora_backend(NAME)(lambda: backend)
+    update, can_run = LoRAManager.update_lora_info, CudaGraphRunner.can_run
+
+    def update_and_copy(self: Any) -> None:
+        update(self)
+        if isinstance(self.lora_backend, backend):
+            self.lora_backend.products = _products(columns, self)
+
+    def can_run_in_columns(self: Any, forward_batch: Any) -> bool:
+        own: Any = getattr(getattr(self.model_runner, "lora_manager", None), "lora_backend", None)
+        if isinstance(own, backend) and own.products.one_by_one is not None:
+            return False
+        return can_run(self, forward_batch)
+
+    LoRAManager.update_lora_info, CudaGraphRunner.can_run = update_and_copy, can_run_in_columns
+    if columns:
+        _leave_room(padded(columns))
+
+
+def _leave_room(columns: int) -> None:
+    """Have SGLang allocate matrices with zeros as more rows, which its layers do not see, for A."""
+    from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+
+    create = UnquantizedLinearMethod.create_weights
+
+    def create_with_room(
+        self: Any,
+        layer: Any,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        *rest: Any,
+        **named: Any,
+    ) -> None:
+        sizes = [*output_partition_sizes, len(output_partition_sizes) * columns]
+        create(self, layer, input_size_per_partition, sizes, *rest, **named)
+        stacked = layer.weight.data
+        layer.weight.data, room = stacked.split([sum(output_partition_sizes), sizes[-1]])
+        room.zero_()
+        layer.weight.stacked = stacked  # gone with a weight that is replaced, as by torchao
+
+    UnquantizedLinearMethod.create_weights = create_with_room
+
+
+def _products(columns: int | None, manager: Any) -> Products:
+    """Return the products of an SGLang's layers with adapters."""
+    from sglang.srt.lora.utils import LoRAType, get_target_module_name
+
+    pool = manager.memory_pool
+    products = Products(padded(columns or pool.max_loras_per_batch * pool.max_lora_rank), manager.device)
+    for number, modules in enumerate(manager.lora_modules):
+        for name, module in modules.items():
+            if not hasattr(module, "output_offset_cpu"):
+                raise NotImplementedError(
+                    f"adapters of {name}, as of experts: set rollout.engine_kwargs.sglang.lora_backend=csgmv"
+                )
+            target = get_target_module_name(name, pool.target_modules)
+            a, b = (pool.get_tensor(target, number, kind) for kind in (LoRAType.LORA_A, LoRAType.LORA_B))
+            stacked = getattr(getattr(module.base_layer, "weight", None), "stacked", None)
+            layer = products.add(a, b, module.output_offset_cpu, stacked)
+            if stacked is not None and not _is_summed(module.base_layer):
+                bias = getattr(module.base_layer, "bias", None)
+                module.base_layer.quant_method = Stacked(module.base_layer.quant_method, stacked, bias, products, layer)
+    return products
+
+
+def _is_summed(layer: Any) -> bool:
+    """Return whether ranks add up a layer's outputs, which then must be contiguous."""
+    return getattr(layer, "reduce_results", False) and layer.tp_size > 1
+
+
+def _backend() -> Any:
+    """Return SGLang's form of the back end, a class. Its objects get their products when the pool has been made."""
+    from sglang.srt.lora.backend.base_backend import BaseLoRABackend
+
+    class Dense(BaseLoRABackend):
+        name = NAME
+        products: Products
+
+        def __init__(self, max_loras_per_batch: int, device: torch.device, **_: Any):
+            super().__init__(max_loras_per_batch, device)
+
+        def init_cuda_graph_batch_info(self, max_bs_in_cuda_graph: int, num_tokens_per_bs: int) -> None:
+            self.products.capture(max_bs_in_cuda_graph * num_tokens_per_bs)
+
+        def prepare_lora_batch(
+            self,
+            forward_batch: Any,
+            weight_indices: list[int],
+            lora_ranks: list[int],
+            scalings: list[float],
+            use_cuda_graph: bool,
+        ) -> None:
+            mode = forward_batch.forward_mode
+            lengths = forward_batch.extend_seq_lens_cpu if mode.is_extend() else None
+            if mode.is_target_verify():  # of drafts
+                lengths = [forward_batch.spec_info.draft_token_num] * len(weight_indices)
+            adapters = {
+                name: Adapter(place, lora_ranks[place], scalings[place])
+                for name, place in zip(forward_batch.lora_ids, weight_indices, strict=True)
+                if name is not None
+            }
+            self.products.prepare(forward_batch.lora_ids, lengths, adapters, in_graph=use_cuda_graph)
+            self.batch_info = SimpleNamespace(use_cuda_graph=use_cuda_graph)
+            self.lm_head_batch_info = self.lm_head_pass_batch_infos = None
+
+        def run_lora_a_sgemm(self, x: Any, weights: Any, *_: Any, **__: Any) -> Any:
+            return self.products.shrink(x, weights)
+
+        def run_lora_b_sgemm(self, x: Any, weights: Any, *_: Any, base_output: Any, **__: Any) -> Any:
+            return self.products.expand(x, weights, base_output)
+
+        def run_qkv_lora(self, x: Any, qkv_lora_a: Any, qkv_lora_b: Any, **rest: Any) -> Any:
+            return self.run_lora_b_sgemm(self.products.shrink(x, qkv_lora_a), qkv_lora_b, **rest)
+
+        def run_gate_up_lora(self, x: Any, gate_up_lora_a: Any, gate_up_lora_b: Any, **rest: Any) -> Any:
+            return self.run_lora_b_sgemm(self.products.shrink(x, gate_up_lora_a), gate_up_lora_b, **rest)
+
+    return Dense

@@ -1,0 +1,126 @@
+"""SGLang's back end of adapters with this project's products, in a model of one layer."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from recipe.dag.policy import sglang_adapters
+from tests.policy.adapter_pool import ENDS, IN, OUT, Linear, Pool
+
+
+@pytest.fixture
+def sglang(monkeypatch):
+    """SGLang's names that the back end uses, with the pool's layer in a model of one layer."""
+    names = ("lora", "lora.backend", "model_executor", "layers", "layers.quantization")
+    modules = {name: ModuleType(f"sglang.srt.{name}") for name in names}
+    registry = {}
+
+    class Backend:
+        def __init__(self, places, device):
+            self.device = device
+
+    class LoRAManager:
+        def __init__(self, pool, backend, module):
+            self.memory_pool, self.lora_backend, self.device = pool, backend, torch.device("cpu")
+            self.lora_modules = [{"layers.0.qkv_proj": module}]
+
+        def update_lora_info(self): ...
+
+    class CudaGraphRunner:
+        def __init__(self, manager):
+            self.model_runner = SimpleNamespace(lora_manager=manager)
+
+        def can_run(self, forward_batch):
+            return True
+
+    class UnquantizedLinearMethod(Linear):
+        def __init__(self): ...
+
+        def create_weights(self, layer, input_size_per_partition, output_partition_sizes, params_dtype):
+            shape = (sum(output_partition_sizes), input_size_per_partition)
+            layer.weight = nn.Parameter(torch.randn(shape, dtype=params_dtype), requires_grad=False)
+
+    given = {
+        "layers.quantization.unquant": {"UnquantizedLinearMethod": UnquantizedLinearMethod},
+        "lora.backend.lora_registry": {"register_lora_backend": lambda name: partial(registry.__setitem__, name)},
+        "lora.backend.base_backend": {"BaseLoRABackend": Backend},
+        "lora.lora_manager": {"LoRAManager": LoRAManager},
+        "lora.utils": {
+            "LoRAType": SimpleNamespace(LORA_A="A", LORA_B="B"),
+            "get_target_module_name": lambda name, targets: next(each for each in targets if each in name),
+        },
+        "model_executor.cuda_graph_runner": {"CudaGraphRunner": CudaGraphRunner},
+    }
+    for name in ("sglang", "sglang.srt"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    for name, members in {**{name: {} for name in modules}, **given}.items():
+        module = ModuleType(f"sglang.srt.{name}")
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return SimpleNamespace(
+        registry=registry, manager=LoRAManager, runner=CudaGraphRunner, method=UnquantizedLinearMethod
+    )
+
+
+def batch_of(requests, lengths=None):
+    mode = SimpleNamespace(is_extend=lambda: lengths is not None, is_target_verify=lambda: False)
+    return SimpleNamespace(forward_mode=mode, extend_seq_lens_cpu=lengths, lora_ids=requests)
+
+
+@pytest.mark.parametrize(
+    ("columns", "ranks_", "replaced"), [(15, 1, False), (15, 2, False), (15, 1, True), (None, 1, False)]
+)
+def test_sglangs_pool_and_layers_reach_the_products(sglang, columns, ranks_, replaced):
+    """`ranks_`: of tensor parallelism. `replaced`: the weight, by another one, as by torchao."""
+    sglang_adapters.register(columns)
+    backend = sglang.registry["dense"]()(max_loras_per_batch=4, device=torch.device("cpu"), server_args=None)
+    ends = torch.tensor(ENDS)
+    base = SimpleNamespace(quant_method=sglang.method(), bias=torch.randn(OUT), reduce_results=True, tp_size=ranks_)
+    base.quant_method.create_weights(base, IN, output_partition_sizes=[5, 3, 1], params_dtype=torch.float32)
+    assert base.weight.shape == (OUT, IN)
+    if replaced:
+        base.weight = nn.Parameter(torch.randn(OUT, IN), requires_grad=False)
+    pool = Pool()
+    for name, place, rank, scaling in (("a@1", 0, 8, 1.0), ("b@1", 1, 2, 2.0), ("c@1", 3, 8, 1.0)):
+        pool.load(name, place, rank, scaling)
+    manager = sglang.manager(pool, backend, SimpleNamespace(output_offset_cpu=ends, base_layer=base))
+    manager.update_lora_info()
+    backend.init_cuda_graph_batch_info(max_bs_in_cuda_graph=8, num_tokens_per_bs=1)
+    ranks, scalings = [8, 2, 0, 8], [1.0, 2.0, 0.0, 1.0]
+    places = {None: 2, "a@1": 0, "b@1": 1, "c@1": 3}
+    for requests, lengths, fits in (
+        (["a@1", None], [2, 1], True),
+        (["b@1", "a@1", "b@1"], None, True),
+        (["a@1", "b@1", "c@1"], None, columns is None),
+    ):
+        batch = batch_of(requests, lengths)
+        indices = [places[name] for name in requests]
+        backend.prepare_lora_batch(batch, indices, ranks, scalings, use_cuda_graph=lengths is None)
+        owners = [name for name, n in zip(requests, lengths or [1, 1, 1], strict=True) for _ in range(n)]
+        x = torch.randn(3, IN)
+        output = base.quant_method.apply(base, x, base.bias)
+        is_stacked = bool(columns) and ranks_ == 1 and not replaced and lengths is None and fits
+        assert output.is_contiguous() != is_stacked, "ranks cannot add up rows that lie apart"
+        rest = {"output_offset": None, "output_offset_cpu": ends, "max_qkv_out_dim": 5}
+        output = backend.run_qkv_lora(x, pool.a, pool.b, **rest, base_output=output)
+        torch.testing.assert_close(output, nn.functional.linear(x, base.weight, base.bias) + pool.expected(x, owners))
+        assert sglang.runner(manager).can_run(batch) == fits
+    of_whole_weights = sglang.runner(None)
+    del of_whole_weights.model_runner.lora_manager
+    assert of_whole_weights.can_run(SimpleNamespace(lora_ids=[None]))
+
+
+def test_experts_are_refused(sglang):
+    pool = Pool()
+    sglang_adapters.register()
+    backend = sglang.registry["dense"]()(max_loras_per_batch=4, device=torch.device("cpu"), server_args=None)
+    with pytest.raises(NotImplementedError, match="lora_backend=csgmv"):
+        sglang.manager(pool, backend, SimpleNamespace()).update_lora_info()
+    other = SimpleNamespace()
+    sglang.manager(pool, other, SimpleNamespace()).update_lora_info()  # of another back end
