@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.utils import prepare_micro_batches
 
-from recipe.dag.policy.jagged import index_select_tensor_dict, select_rows
+from recipe.dag.policy.jagged import chunk_rows, index_select_tensor_dict, select_rows
 
 LENGTHS = (5, 40, 3, 17, 17, 60, 1, 22)
 
@@ -39,6 +39,7 @@ def test_rows_columns_and_padded_widths_are_those_of_verl(options, monkeypatch):
     monkeypatch.setattr(tu, "index_select_tensor_dict", index_select_tensor_dict)
     expected, indices = prepare_micro_batches(batch(**options))
     monkeypatch.setattr(tu, "index_select_tensor_dict", select_rows)
+    monkeypatch.setattr(tu, "chunk_tensordict", chunk_rows)
     found, positions = prepare_micro_batches(batch(**options))
     assert positions == indices and len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
@@ -59,3 +60,13 @@ def test_a_column_with_two_axes_is_cut_by_verl():
     part = select_rows(data, torch.tensor(chosen))
     for row, index in zip(part["position_ids"].unbind(), chosen, strict=True):
         assert torch.equal(row, rows[index])
+
+
+def test_parts_are_consecutive_rows_equally_many():
+    parts = chunk_rows(batch(), 4)
+    lengths = [[len(row) for row in part["input_ids"].unbind()] for part in parts]
+    assert lengths == [list(LENGTHS[first : first + 2]) for first in range(0, 8, 2)]
+    assert torch.equal(torch.cat([part["loss_mask"].values() for part in parts]), batch()["loss_mask"].values())
+    assert torch.equal(torch.cat([part["temperature"] for part in parts]), batch()["temperature"])
+    with pytest.raises(AssertionError, match="8 rows in 3 parts"):
+        chunk_rows(batch(), 3)

@@ -28,9 +28,9 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.engine.fsdp.utils import unfuse_moe_params
 
-from recipe.dag.policy import linear_head, recompute
+from recipe.dag.policy import jagged, linear_head, recompute
 from recipe.dag.policy.attention import VARLEN
-from recipe.dag.policy.jagged import lengths_of, offsets_of, pinned_to, positions_before, select_rows
+from recipe.dag.policy.jagged import lengths_of, offsets_of, pinned_to, positions_before
 from recipe.dag.policy.linear_head import Scored
 from recipe.dag.report.jsonfile import replace_file
 
@@ -299,7 +299,7 @@ def _moved(part: Any, move: Callable[[Tensor], Tensor]) -> Any:
 
 def register(engine: type[FSDPEngineWithLMHead] = PolicyEngine) -> None:
     """Make verl's TrainingWorker build `engine` in this process, and cut batches by this package."""
-    setattr(tu, "index_select_tensor_dict", select_rows)  # noqa: B010  # the name by which verl calls its own
+    jagged.register()
     # verl's own function refuses to replace a class, as a process may here that has a policy of another kind next
     engines: dict[Any, type] = EngineRegistry._engines.setdefault("language_model", {}).setdefault("fsdp2", {})
     engines[get_device_name(), get_vendor()] = engine

@@ -23,6 +23,7 @@ from verl.utils.device import get_device_name
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.tasks import together
 from recipe.dag.endpoint.client import GenerationClient, PolicyEndpoint
+from recipe.dag.policy import jagged
 from recipe.dag.policy.canary import Canary, number_format, prompt_of
 from recipe.dag.policy.placement import Pool
 from recipe.dag.policy.servers import PolicyServerManager, ServerClient, replica_class
@@ -164,6 +165,7 @@ class PolicyRuntime:
         import ray
         from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
 
+        jagged.register()  # each call of the workers cuts its rows for their ranks
         worker_class, arguments = self._worker()
         worker = RayClassWithInitArgs(ray.remote(worker_class), config=self.config.actor_rollout_ref, **arguments)
         self.workers = RayWorkerGroup(self.pool.resources, worker, device_name=get_device_name())
