@@ -39,7 +39,7 @@ def test_a_tensordict_holds_the_rows_in_layout_order_and_padding_has_no_mask():
 
 def test_rows_of_one_length_stay_jagged():
     data = to_tensordict([row(), row()], [0, 1], pad_token_id=0)
-    assert all(data[name].layout == torch.jagged for name in ("prompts", "responses", "input_ids", "response_mask"))
+    assert all(data[name].layout == torch.jagged for name in ("input_ids", "response_mask"))
 
 
 def test_a_greedy_row_is_trained_at_temperature_one():

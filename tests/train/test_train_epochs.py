@@ -55,7 +55,8 @@ def steps(engine, monkeypatch):
         parameters = [p for p in worker.engine.module.parameters() if p.requires_grad]
 
         def train_batch(data, *, train=worker.train_batch):
-            responses = [r[0].item() - 10 for r in data["responses"].unbind()]
+            rows = zip(data["input_ids"].unbind(), data["response_mask"].unbind(), strict=True)
+            responses = [ids[-len(mask)].item() - 10 for ids, mask in rows]
             moves = bool(tu.get(data, "update_lr_scheduler"))
             output = train(data)
             names = sorted(name for name in responses if name >= 0)

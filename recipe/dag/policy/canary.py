@@ -91,8 +91,7 @@ def score(actor: TrainingWorker, prompt: list[int], *, loaded: bool) -> list[flo
     All ranks must call it. `loaded`: the weights are on the device, also if they are offloaded between passes."""
     ids = torch.tensor(prompt)
     mask = torch.ones(len(prompt) - 1, dtype=torch.long)
-    columns = {"prompts": ids[:1], "responses": ids[1:], "response_mask": mask, "loss_mask": mask}
-    columns |= {"input_ids": ids, "position_ids": torch.arange(len(prompt))}
+    columns = {"response_mask": mask, "loss_mask": mask, "input_ids": ids, "position_ids": torch.arange(len(prompt))}
     nested = {name: torch.nested.as_nested_tensor([value], layout=torch.jagged) for name, value in columns.items()}
     data = TensorDict(nested, batch_size=[1])
     options = {"temperature": 1.0, "calculate_entropy": False, "compute_loss": False, "disable_auto_offload": loaded}

@@ -237,8 +237,8 @@ def _nested(values: list[torch.Tensor]) -> torch.Tensor:
 
 
 def to_tensordict(rows: list[Row], order: list[int], *, pad_token_id: int, masked: bool = False) -> TensorDict:
-    """Return prompts, responses, response_mask, loss_mask, input_ids, position_ids and rollout_log_probs of the rows in
-    `order`, where PAD is a padding row.
+    """Return response_mask, loss_mask, input_ids, position_ids and rollout_log_probs of the rows in `order`, where PAD
+    is a padding row.
 
     With `masked`, both masks are 0 over calls that the loss leaves out."""
     columns: dict[str, list[torch.Tensor]] = {}
@@ -249,8 +249,6 @@ def to_tensordict(rows: list[Row], order: list[int], *, pad_token_id: int, maske
         ids = as_tensor([*prompt_ids, *response_ids], np.int64)
         mask = as_tensor((row.loss_mask() if masked else row.response_mask) if row else [0], np.int64)
         fields = {
-            "prompts": ids[: len(prompt_ids)],
-            "responses": ids[len(prompt_ids) :],
             "response_mask": mask,
             "loss_mask": mask,
             "input_ids": ids,
