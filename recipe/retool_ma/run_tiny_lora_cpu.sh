@@ -6,5 +6,5 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . recipe/dag/scripts/tiny_cpu.sh
 # a small model needs larger steps than the file's, which is for models of billions of parameters
-adapters=(workflow.policies.{planner,executor,verifier}.lr=3.0e-3)
+adapters=(workflow.policies.{planner,executor,verifier}.lr=2.0e-3)
 tiny_run retool_ma/lora workflows/workflow_retool_ma_lora.yaml "--train_size 2048" "" "$@"
