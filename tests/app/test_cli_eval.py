@@ -288,7 +288,7 @@ def gpu_host(tmp_path, monkeypatch):
         monkeypatch.setattr(doctor.platform, "libc_ver", lambda: ("glibc", glibc))
         monkeypatch.setattr(doctor.platform, "machine", lambda: "x86_64")
         monkeypatch.setattr(doctor.sys, "version_info", (*python, 3))
-        monkeypatch.setattr(doctor, "_version", lambda package: sglang)
+        monkeypatch.setattr(doctor, "package_version", lambda package: sglang)
 
     return make
 
@@ -324,7 +324,7 @@ def test_doctor_says_without_a_driver_what_the_gpu_installation_needs(gpu_host, 
 
 def test_doctor_wants_the_pinned_verl(monkeypatch):
     assert doctor.check_verl().startswith(doctor.pinned_verl())
-    monkeypatch.setattr(doctor, "_version", lambda package: "0.0.1")
+    monkeypatch.setattr(doctor, "package_version", lambda package: "0.0.1")
     with pytest.raises(doctor.Unfit, match=f"needs verl=={doctor.pinned_verl()}"):
         doctor.check_verl()
 

@@ -232,7 +232,7 @@ def test_an_optimizer_that_is_not_there_is_one_line(optim, message, configure):
 
 
 def test_the_doctor_notes_that_torchao_is_missing(monkeypatch):
-    monkeypatch.setattr(doctor, "_version", lambda _: None)
+    monkeypatch.setattr(doctor, "package_version", lambda _: None)
     with pytest.raises(doctor.Note, match="torchao is not installed; only its optimizers, such as 8-bit Adam"):
         doctor.CHECKS["torchao"]()
 

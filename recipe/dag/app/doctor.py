@@ -23,6 +23,7 @@ from recipe.dag.core.errors import UserError
 from recipe.dag.core.paths import ROOT
 from recipe.dag.core.printable import printable
 from recipe.dag.policy.attention import missing_attention
+from recipe.dag.report.run_record import package_version
 from recipe.dag.settings.defaults import liger_is_installed
 
 GIB = 2**30
@@ -91,12 +92,12 @@ def check_gpu_host() -> str:
     if sys.version_info[:2] != GPU_PYTHON:
         problems.append(f"requirements-gpu.lock is for Python {_dotted(GPU_PYTHON)}, not {python}")
     if problems:
-        raise (Unfit if _version("sglang") else Note)("; ".join(problems))
+        raise (Unfit if package_version("sglang") else Note)("; ".join(problems))
     return f"driver {driver}, glibc {glibc}, Python {python}: fit for the GPU installation"
 
 
 def check_verl() -> str:
-    pinned, installed = pinned_verl(), _version("verl")
+    pinned, installed = pinned_verl(), package_version("verl")
     if installed != pinned:
         raise Unfit(f"{installed or 'not installed'}; this project needs verl=={pinned}")
     return f"{installed}, as pinned"
@@ -110,14 +111,14 @@ def pinned_verl() -> str:
 
 
 def check_package(name: str, missing: type[Unfit | Note], why: str) -> str:
-    version = _version(name)
+    version = package_version(name)
     if version is None:
         raise missing(f"{name} is not installed; {why}")
     return version
 
 
 def check_sglang() -> str:
-    version = _version("sglang")
+    version = package_version("sglang")
     if version is None and _has_cuda():
         raise Unfit("not installed; GPU runs generate with it: docs/running.md says how to install it")
     if version is None:
@@ -128,13 +129,13 @@ def check_sglang() -> str:
 def check_flash_attn() -> str:
     if reason := missing_attention("flash_attention_2"):
         raise Note(f"{reason}; nothing needs it unless `attn_implementation: flash_attention_2` asks for it")
-    return _version("flash-attn") or "installed"
+    return package_version("flash-attn") or "installed"
 
 
 def check_liger() -> str:
     if not liger_is_installed():
         raise Note("liger-kernel is not installed; updates on a GPU are a third slower without its kernels")
-    return _version("liger-kernel") or "installed"
+    return package_version("liger-kernel") or "installed"
 
 
 def check_dsbench() -> str:
@@ -208,13 +209,6 @@ def check_grader() -> str:
     if asyncio.run(trial()) != (True, False):
         raise Unfit("sqrt(8) must equal 2*sqrt(2) but not 2*sqrt(3), and the grader disagrees; reinstall math-verify")
     return "sqrt(8) equals 2*sqrt(2) but not 2*sqrt(3)"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _driver() -> str | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ def zero_variance(
     returns = call_returns(batch, rewards, stat_unit, gamma_turn)
     for trajectories in _groups(batch, group_by):
         calls = [call for trajectory in trajectories for call in trajectory]
-        if not _all_equal([returns[call] for call in calls]):
+        if not all_equal([returns[call] for call in calls]):
             for call in calls:
                 without_gradient[call] = False
     return without_gradient
@@ -151,7 +151,7 @@ def _relative(
     """Return the advantages of one group."""
     count = len(returns)
     # dividing the rounding errors of equal returns by their deviation would make advantages of them
-    equal = _all_equal([value for trajectory in returns for value in trajectory])
+    equal = all_equal([value for trajectory in returns for value in trajectory])
     if count == 1 or (equal and precentered is None):
         return [[0.0] * len(trajectory) for trajectory in returns]
     # each trajectory counts once: the mean over trajectories of the mean over its calls
@@ -180,7 +180,8 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _all_equal(values: Sequence[float]) -> bool:
+def all_equal(values: Collection[float]) -> bool:
+    """Return whether no two of the values, of which there is at least one, differ by more than SAME."""
     return math.isclose(min(values), max(values), rel_tol=SAME, abs_tol=SAME)
 
 

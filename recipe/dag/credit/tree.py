@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 
-from recipe.dag.credit.group import EPS, SAME
+from recipe.dag.credit.group import EPS, all_equal
 from recipe.dag.credit.options import check_choice
 from recipe.dag.types.row import Candidate, Row
 
@@ -78,7 +78,7 @@ def _slots(row: Row) -> list[Slot]:
 
 def _mean_and_deviation(scores: Sequence[float], scale: str) -> tuple[float, float] | None:
     """Return what is subtracted from a score and what divides it; None if there is nothing to compare."""
-    if len(scores) < 2 or math.isclose(min(scores), max(scores), rel_tol=SAME, abs_tol=SAME):
+    if len(scores) < 2 or all_equal(scores):
         return None
     mean = math.fsum(scores) / len(scores)
     if scale == "none":

@@ -11,8 +11,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from itertools import compress
 
-SAME = 1e-12
-"""Difference (nats), relative or absolute, up to which surprises count as equal."""
+from recipe.dag.credit.group import all_equal
 
 
 def surprise(log_probs: Sequence[float], mask: Sequence[int]) -> float | None:
@@ -34,7 +33,7 @@ def uncertainty_weights(
             groups[key][part] = value
     weights = [1.0] * len(surprises)
     for members in groups.values():
-        if len(members) < 2 or _all_equal(list(members.values())):
+        if len(members) < 2 or all_equal(members.values()):
             continue
         mean = math.fsum(members.values()) / len(members)
         squares = math.fsum((value - mean) ** 2 for value in members.values())
@@ -44,7 +43,3 @@ def uncertainty_weights(
             z = (value - mean) / deviation
             weights[part] = math.exp(-alpha * min(max(z, -bound), bound))
     return weights
-
-
-def _all_equal(values: Sequence[float]) -> bool:
-    return math.isclose(min(values), max(values), rel_tol=SAME, abs_tol=SAME)

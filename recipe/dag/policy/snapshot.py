@@ -97,10 +97,11 @@ class SnapshotPolicy(PolicyRuntime):
             await self.canary.check(self.expected, self.version)
 
 
-def link_files(source: Path, target: Path) -> None:
-    """Make `target` a copy of a folder, with hard links where the file system has them."""
+def link_files(source: Path, target: Path, *left_out: str) -> None:
+    """Make `target` a copy of a folder, with hard links where the file system has them, without the files whose names
+    match the patterns `left_out`."""
     shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(source, target, copy_function=_link)
+    shutil.copytree(source, target, copy_function=_link, ignore=shutil.ignore_patterns(*left_out))
 
 
 def _link(source: str, target: str) -> None:

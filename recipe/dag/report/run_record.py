@@ -123,13 +123,14 @@ def surroundings() -> dict[str, Any]:
         "command": command_without_secrets(list(getattr(sys, "orig_argv", sys.argv))),
         "folder": os.getcwd(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: package_version(name) for name in PACKAGES}},
         "machine": platform.platform(),
         "checkout": _checkout(),
     }
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

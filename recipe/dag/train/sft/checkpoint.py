@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from recipe.dag.core.errors import UserError
 from recipe.dag.policy.safe_load import weights_only
 from recipe.dag.policy.shards import Saved, adapters_saved, check_complete, check_written
+from recipe.dag.policy.snapshot import link_files
 from recipe.dag.settings.learned_config import learned_values
 from recipe.dag.train import checkpoint
 from recipe.dag.train.digest import model_digest
@@ -190,18 +191,10 @@ def publish_model(config: DictConfig, folder: Path) -> Path:
     source, target = checkpoint.policy_folder(folder, config.policy), published(config)
     source = source if adapter_shape(config) is not None else source / "huggingface"
     partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        shutil.copytree(source, partial, copy_function=_link, ignore=shutil.ignore_patterns("optim_*"))
+        link_files(source, partial, "optim_*")
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error}); the model is {source}") from error
     shutil.rmtree(target, ignore_errors=True)
     os.replace(partial, target)
     return target
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
