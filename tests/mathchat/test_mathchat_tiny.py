@@ -12,7 +12,6 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,12 +25,12 @@ from recipe.mathchat.agents import programs
 from recipe.mathchat.judge import judge, last_formula
 from recipe.mathchat.teacher import Teacher, run_program, transcripts
 from recipe.tiny.careless import MISREADINGS, RIGHT_READING, right_formula
+from tests.laptop import Laptop, option
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / "workflows" / "workflow_mathchat.yaml"
 README = ROOT / "recipe" / "mathchat" / "README.md"
 SCRIPT = "recipe/mathchat/run_tiny_cpu.sh"
-PARTS = (SCRIPT, "recipe/dag/scripts", "pyproject.toml")
 
 
 def lessons_of(count: int = 600, **options: bool):
@@ -154,46 +153,9 @@ esac
 """
 
 
-class Laptop:
-    """A copy of the script beside a Python that only writes down what it is asked."""
-
-    def __init__(self, folder: Path):
-        self.root, self.log, self.pids = folder / "project", folder / "log", folder / "pids"
-        for part in PARTS:
-            source, target = ROOT / part, self.root / part
-            target.parent.mkdir(parents=True, exist_ok=True)
-            (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
-        self.bin = folder / "venv" / "bin"
-        self.bin.mkdir(parents=True)
-        (self.bin / "python").write_text(FAKE_PYTHON)
-        (self.bin / "python").chmod(0o755)
-
-    def command(self, *arguments: str, **env: str) -> dict[str, Any]:
-        """Return the arguments of a process that runs the script."""
-        paths = {"LOG": str(self.log), "PIDS": str(self.pids), "PYTHON": sys.executable}
-        env = {"PATH": "/usr/bin:/bin", "VERL_DAG_VENV": str(self.bin.parent), **paths, **env}
-        return {"args": ["bash", str(self.root / SCRIPT), *arguments], "env": env, "text": True}
-
-    def run(self, *arguments: str, **env: str) -> tuple[int, list[list[str]], str]:
-        """Return the exit code, the commands without those of pip, and stderr."""
-        self.log.unlink(missing_ok=True)
-        done = subprocess.run(**self.command(*arguments, **env), capture_output=True, timeout=60)
-        lines = self.log.read_text().splitlines() if self.log.exists() else []
-        calls = [line.rstrip("\t").split("\t") for line in lines]
-        return done.returncode, [call for call in calls if "pip" not in call], done.stderr
-
-    def servers_left(self) -> list[int]:
-        pids = self.pids.read_text().split() if self.pids.exists() else []
-        return [int(pid) for pid in pids if Path(f"/proc/{pid}").exists()]
-
-
 @pytest.fixture
 def laptop(tmp_path) -> Laptop:
-    return Laptop(tmp_path)
-
-
-def option(call: list[str], name: str) -> str:
-    return call[call.index(name) + 1]
+    return Laptop(tmp_path, SCRIPT, {"python": FAKE_PYTHON})
 
 
 def settings(call: list[str]) -> dict[str, str]:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.laptop import Laptop, option
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = "recipe/retool/run_tiny_cpu.sh"
-PARTS = (SCRIPT, "recipe/dag/scripts", "pyproject.toml")
 
 FAKE_PYTHON = """#!/bin/bash
 printf '%s\\t' python "${MODEL_PATH:-}" "$@" >> "$LOG"; echo >> "$LOG"
@@ -36,44 +37,17 @@ esac
 """
 
 
-class Laptop:
-    """A copy of the script beside a Python and a verl-dag that only write down what they are asked."""
-
-    def __init__(self, folder: Path):
-        self.root, self.log, self.pids = folder / "project", folder / "log", folder / "pids"
-        for part in PARTS:
-            source, target = ROOT / part, self.root / part
-            target.parent.mkdir(parents=True, exist_ok=True)
-            (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
-        self.bin = folder / "venv" / "bin"
-        self.bin.mkdir(parents=True)
-        for name, text in (("python", FAKE_PYTHON), ("verl-dag", FAKE_COMMAND)):
-            (self.bin / name).write_text(text)
-            (self.bin / name).chmod(0o755)
-
+class ReToolLaptop(Laptop):
     def run(self, *arguments: str, name: str = "retool_tiny", **env: str) -> tuple[int, list[list[str]], str]:
-        """Return the exit code, the commands without those of pip, and stderr."""
-        self.log.unlink(missing_ok=True)
-        paths = {"LOG": str(self.log), "PIDS": str(self.pids), "OUT": f"outputs/{name}", "PYTHON": sys.executable}
-        env = {"PATH": "/usr/bin:/bin", "VERL_DAG_VENV": str(self.bin.parent), **paths, **env}
-        command = ["bash", str(self.root / SCRIPT), *arguments]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-        calls = [line.rstrip("\t").split("\t") for line in self.log.read_text().splitlines()]
+        """Return the exit code, the commands without those of pip and without `checks`, and stderr."""
+        code, calls, stderr = super().run(*arguments, OUT=f"outputs/{name}", **env)
         self.checks = [call for call in calls if "--check" in call]
-        calls = [call for call in calls if "pip" not in call and call not in self.checks]
-        return done.returncode, calls, done.stderr
-
-    def servers_left(self) -> list[int]:
-        return [int(pid) for pid in self.pids.read_text().split() if Path(f"/proc/{pid}").exists()]
+        return code, [call for call in calls if call not in self.checks], stderr
 
 
 @pytest.fixture
-def laptop(tmp_path) -> Laptop:
-    return Laptop(tmp_path)
-
-
-def option(call: list[str], name: str) -> str:
-    return call[call.index(name) + 1]
+def laptop(tmp_path) -> ReToolLaptop:
+    return ReToolLaptop(tmp_path, SCRIPT, {"python": FAKE_PYTHON, "verl-dag": FAKE_COMMAND})
 
 
 @pytest.mark.parametrize(
