@@ -42,12 +42,13 @@ def parts_of(name: str) -> tuple[str, ...]:
     return parts
 
 
-def open_beneath(directory: int, name: str, flags: int, mode: int = 0o600) -> int:
-    """Return a descriptor. Raises ValueError for an invalid name; OSError, with ELOOP or ENOTDIR for a symlink."""
+def open_beneath(directory: int, name: str, flags: int) -> int:
+    """Return a descriptor of what is there. Raises ValueError for an invalid name; OSError, with ELOOP or ENOTDIR for a
+    symlink."""
     parts = parts_of(name)
     if _has_openat2():
-        return _openat2(directory, "/".join(parts), flags | _SAFE, mode)
-    return _walk(directory, parts, flags, mode)
+        return _openat2(directory, "/".join(parts), flags | _SAFE)
+    return _walk(directory, parts, flags)
 
 
 def open_file(directory: int, name: str) -> int:
@@ -166,16 +167,16 @@ def _make(name: str, directory: int) -> bool:
 def _has_openat2() -> bool:
     """Try it: old kernels lack the call, and some containers' filters refuse it."""
     try:
-        os.close(_openat2(None, ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, 0))
+        os.close(_openat2(None, ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     except OSError:
         return False
     return True
 
 
-def _openat2(directory: int | None, name: str, flags: int, mode: int) -> int:
+def _openat2(directory: int | None, name: str, flags: int) -> int:
     at = -100 if directory is None else directory  # AT_FDCWD
     resolve = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
-    how = _OpenHow(flags, mode if flags & os.O_CREAT else 0, resolve)
+    how = _OpenHow(flags, 0, resolve)
     path = os.fsencode(name)
     for _ in range(8):
         descriptor = _syscall(
@@ -193,10 +194,10 @@ def _openat2(directory: int | None, name: str, flags: int, mode: int) -> int:
     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), name)
 
 
-def _walk(directory: int, parts: tuple[str, ...], flags: int, mode: int) -> int:
+def _walk(directory: int, parts: tuple[str, ...], flags: int) -> int:
     folder = open_folder(directory, parts[:-1])
     try:
-        return os.open(parts[-1], flags | _SAFE, mode, dir_fd=folder)
+        return os.open(parts[-1], flags | _SAFE, dir_fd=folder)
     finally:
         os.close(folder)
 

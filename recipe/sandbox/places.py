@@ -85,9 +85,8 @@ class Folder(Place):
 
     enforced = False
 
-    def __init__(self, path: Path, owner: int, quota_bytes: int):
-        super().__init__(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), owner)
-        os.fchown(self._descriptor, owner, owner)
+    def __init__(self, path: Path, quota_bytes: int):
+        super().__init__(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), owner=-1)
         self.path = path
         self._quota_bytes = quota_bytes
         self._settled: frozenset[int] = frozenset()
@@ -145,12 +144,11 @@ class Folder(Place):
 class Folders:
     """Makes folders under `root`, an existing directory."""
 
-    def __init__(self, root: Path, owner: int = -1):
+    def __init__(self, root: Path):
         self._root = root
-        self._owner = owner
 
     async def create(self, quota_bytes: int) -> Folder:
-        return Folder(Path(tempfile.mkdtemp(prefix="session-", dir=self._root)), self._owner, quota_bytes)
+        return Folder(Path(tempfile.mkdtemp(prefix="session-", dir=self._root)), quota_bytes)
 
     def close(self) -> None:
         """Nothing to end: the folders are removed with their sessions."""

@@ -23,7 +23,7 @@ from recipe.sandbox.read_write_lock import ReadWriteLock
 logger = logging.getLogger(__name__)
 
 DEFAULT_TTL_S, MAX_TTL_S = 3600.0, 24 * 3600.0
-DEFAULT_QUOTA_MB = 256
+DEFAULT_QUOTA_MB, MAX_QUOTA_MB = 256, 4096
 _SWEEP_S = 1.0
 
 
@@ -63,14 +63,13 @@ class Session:
 class Sessions:
     """All sessions of a server.
 
-    max_bytes: limit on the files of all sessions together. max_quota_mb: the largest quota that a session may request.
+    max_bytes: limit on the files of all sessions together.
     """
 
-    def __init__(self, store: Store, *, max_sessions: int = 1024, max_bytes: int = 8 << 30, max_quota_mb: int = 4096):
+    def __init__(self, store: Store, *, max_sessions: int = 1024, max_bytes: int = 8 << 30):
         self._store = store
         self._max_sessions = max_sessions
         self._max_bytes = max_bytes
-        self.max_quota_mb = max_quota_mb
         # Least recently used first.
         self._sessions: dict[str, Session] = {}
         self._sweeper: asyncio.Task[None] | None = None
@@ -99,8 +98,8 @@ class Sessions:
         for an invalid ttl or quota, SandboxError."""
         if not 0 < ttl_s <= MAX_TTL_S:
             raise ValueError(f"ttl must be above 0 and at most {MAX_TTL_S:g} seconds")
-        if not 0 < quota_mb <= self.max_quota_mb:
-            raise ValueError(f"quota_mb must be above 0 and at most {self.max_quota_mb}")
+        if not 0 < quota_mb <= MAX_QUOTA_MB:
+            raise ValueError(f"quota_mb must be above 0 and at most {MAX_QUOTA_MB}")
         async with self._creating:
             while len(self._sessions) >= self._max_sessions or self.used_bytes > self._max_bytes:
                 if not self._evict(client):

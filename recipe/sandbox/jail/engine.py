@@ -60,22 +60,12 @@ class JailEngine:
     store: Store
     """Makes the directories of sessions, once the engine is started."""
 
-    def __init__(
-        self,
-        root: Path,
-        isolation: str = "full",
-        *,
-        ahead: int | None = None,
-        life: int = 5000,
-        disk_mb: int = 256,
-        inodes: int = 20_000,
-    ):
+    def __init__(self, root: Path, isolation: str = "full", *, ahead: int | None = None, life: int = 5000):
         self.isolation = isolation
         self._root = Path(os.path.realpath(root))
         self._life = life
         self._ahead = ahead or 2 + 2 * len(os.sched_getaffinity(0))
         self._pools: dict[str, JailPool] = {}
-        self._disk_mb, self._inodes = disk_mb, inodes
         self._loaded: dict[str, frozenset[str]] = {"lean": frozenset()}
         self._running: set[Run] = set()
         self._jobs = 0
@@ -256,8 +246,6 @@ class JailEngine:
             "wall": self.isolation,
             "root": str(self._root),
             "user": USER,
-            "disk_mb": self._disk_mb,
-            "inodes": self._inodes,
             "environment": variables,
         }
 

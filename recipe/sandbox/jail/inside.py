@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from recipe.sandbox.jail import rootfs, syscalls
 from recipe.sandbox.jail.exposure import SESSION, under
@@ -37,13 +37,11 @@ def readable_masked() -> list[str]:
 def enter(
     user: int,
     group: int,
-    disk_mb: int,
-    inodes: int,
     directories: Sequence[str],
     expose: Sequence[str],
-    masked: Sequence[str] = (),
+    masked: Sequence[str],
     *,
-    fixed_buffers: bool = False,
+    fixed_buffers: bool,
 ) -> None:
     """Set up fresh namespaces: map the user, mount /proc and a writable /tmp, enable loopback. Raises OSError.
 
@@ -52,8 +50,7 @@ def enter(
     map_user("self", [(rootfs.USER, user, 1)], [(rootfs.USER, group, 1)])
     syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
     rootfs.hide(masked)
-    options = f"size={disk_mb}m,nr_inodes={inodes},mode=1777"
-    _cover("/tmp", expose, lambda: syscalls.mount("tmpfs", "/tmp", "tmpfs", _QUIET, options))
+    _mount_tmp(expose)
     make_directories(directories)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         syscalls.ioctl(any_socket.fileno(), _SIOCSIFFLAGS, _LOOPBACK_UP)
@@ -125,10 +122,10 @@ def map_user(
 _QUIET = syscalls.MS_NOSUID | syscalls.MS_NODEV
 
 
-def _cover(target: str, expose: Sequence[str], mount: Callable[[], None]) -> None:
-    """Mount over `target`, then bind the exposed directories below it again: the interpreter may be in /tmp."""
-    below = [(path, os.open(path, os.O_PATH)) for path in expose if under(path, (target,))]
-    mount()
+def _mount_tmp(expose: Sequence[str]) -> None:
+    """Mount a writable /tmp, then bind the exposed directories below it again: the interpreter may be in /tmp."""
+    below = [(path, os.open(path, os.O_PATH)) for path in expose if under(path, ("/tmp",))]
+    syscalls.mount("tmpfs", "/tmp", "tmpfs", _QUIET, "size=256m,nr_inodes=20000,mode=1777")
     for path, descriptor in below:
         os.makedirs(path, exist_ok=True)
         syscalls.mount(f"/proc/self/fd/{descriptor}", path, None, syscalls.MS_BIND | syscalls.MS_REC)

@@ -44,16 +44,13 @@ class Namespaces:
         return syscalls.clone(inside.NAMESPACES)
 
     def enter(self) -> None:
-        settings = self._settings
         inside.enter(
             self._user,
             self._group,
-            settings["disk_mb"],
-            settings["inodes"],
             self._directories,
-            settings["expose"],
+            self._settings["expose"],
             self._masked,
-            fixed_buffers=not settings["counted"],
+            fixed_buffers=not self._settings["counted"],
         )
 
     def grant(self, job: Mapping[str, Any], mounts: Sequence[int]) -> None:
