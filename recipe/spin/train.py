@@ -43,15 +43,12 @@ def translate(arguments: Sequence[str]) -> list[str]:
         raise UserError(f"{BETA[0]} and {BETA[1]} differ, and verl's recipe reads the first alone; pass one of them")
     if theirs.get(ESTIMATOR, "null") not in ("null", "spin"):
         raise UserError(f"{ESTIMATOR}={theirs[ESTIMATOR]}: pairs need no advantages; pass null, or leave this out")
-    if theirs.get("algorithm.dpo_loss_type", "sigmoid") != "sigmoid" and _is_zero(theirs, "dpo_label_smoothing"):
+    smoothing = theirs.get("algorithm.dpo_label_smoothing")
+    if theirs.get("algorithm.dpo_loss_type", "sigmoid") != "sigmoid" and smoothing in ("0", "0.0"):
         del theirs["algorithm.dpo_label_smoothing"]  # the default, which only sigmoid reads
     passed += [f"model_path={theirs[MODEL]}"] if MODEL in theirs else []
     passed += dict.fromkeys(f"{EDITS[key]}={value}" for key, value in theirs.items() if key in EDITS)
     return passed + (_refresh(passed, theirs[REFRESH]) if REFRESH in theirs else [])
-
-
-def _is_zero(theirs: dict[str, str], name: str) -> bool:
-    return theirs.get(f"algorithm.{name}") in ("0", "0.0")
 
 
 def _refresh(arguments: Sequence[str], steps: str) -> list[str]:

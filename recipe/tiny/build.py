@@ -133,11 +133,11 @@ class Muon(torch.optim.Optimizer):
                 matrix.add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
 
 
-def orthogonalized(matrix: torch.Tensor, steps: int = 3) -> torch.Tensor:
+def orthogonalized(matrix: torch.Tensor) -> torch.Tensor:
     """Return the matrix [rows, columns] with all singular values near 1, by a quintic Newton-Schulz iteration."""
     x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     x = x / x.norm().clamp(min=1e-7)
-    for _ in range(steps):
+    for _ in range(3):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
     return x if matrix.shape[0] <= matrix.shape[1] else x.T

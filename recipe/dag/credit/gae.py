@@ -49,10 +49,9 @@ def sequence_gae(
     gamma: float,
     lam: float,
     learns: Tensor | None = None,
-    values: Tensor | None = None,
 ) -> TokenAdvantages:
-    """Return the GAE of the tokens that learn: the sampled ones that have values, or those of `learns` ([N] bool) with
-    `values` ([N], 0 throughout if absent).
+    """Return the GAE of the tokens that learn: the sampled ones that have values, or those of `learns` ([N] bool),
+    whose values are 0.
 
     `call_order` [C]: every call once, the calls of one sequence next to each other and in the order in which they were
     made. `sequence_ids` [C]: the sequence of each call. A call's outcome is paid on its last token in the sequence. If
@@ -63,8 +62,8 @@ def sequence_gae(
     that the values expect, V_t - gamma V_{t+1}: its delta is 0, and what is earned later reaches the tokens before it.
     """
     check_units(gamma=gamma, lam=lam)
-    if learns is None:
-        learns, values = batch.learns(), batch.values
+    values = batch.values if learns is None else None
+    learns = batch.learns() if learns is None else learns
     calls_C = torch.tensor(call_order, dtype=torch.int64)
     if not len(calls_C):
         empty = torch.zeros(0, dtype=torch.float64)

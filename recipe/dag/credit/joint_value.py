@@ -191,7 +191,7 @@ class JointValueNet(nn.Module):
 @one_thread()
 @torch.no_grad()
 def joint_values(
-    model: JointValueNet, batch: MixerBatch, texts: StandardizedTexts | None = None, *, batch_size: int = 1024
+    model: JointValueNet, batch: MixerBatch, texts: StandardizedTexts | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return (joint value of all calls up to each turn [E, T], utilities [E, T, A]); 0 after an episode's end. `texts`:
     those of the batch, from `model` or one with the same scales, if they are known already."""
@@ -199,7 +199,7 @@ def joint_values(
     episode_P, turn_P = batch.points()
     values_ET = torch.zeros(batch.rewards.shape)
     utilities_ETA = torch.zeros(*values_ET.shape, batch.message.shape[1])
-    for points in torch.arange(len(episode_P)).split(batch_size):
+    for points in torch.arange(len(episode_P)).split(1024):
         index = episode_P[points], turn_P[points]
         inputs = model.mixer_inputs(texts, *index)
         mixed_P = model.mixer(inputs.utilities, inputs.state, inputs.made, inputs.state_index)
