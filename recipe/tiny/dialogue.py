@@ -25,16 +25,16 @@ from recipe.dag.episode.toolset import Toolset
 from recipe.dag.episode.view import (
     Turn,
     TurnState,
-    View,
     carry_over,
+    context_of,
     loop_reader,
+    new_call,
     node_reader,
-    shows,
     view,
     without_private,
 )
 from recipe.dag.tools.sandbox_client import SandboxClient
-from recipe.dag.types.context import Context, Message
+from recipe.dag.types.context import Message
 from recipe.dag.types.record import Call, ToolResult
 from recipe.dag.workflow.agent_schema import ToolLoop
 from recipe.dag.workflow.condition import Facts, holds
@@ -201,7 +201,7 @@ class Dialogue:
         for node, entry in zip(nodes, script.answers, strict=True):
             # cast: which kind of list it is follows from the workflow
             rounds: list[Move | None] = list(entry) if node.loop and _is_list(entry) else [cast(Move | None, entry)]
-            most = self._rounds(node)
+            most = self._graph.max_rounds(node)
             if len(rounds) > most:
                 raise UserError(
                     f"teacher: turn {turn} has {len(rounds)} answers of node '{node.id}', which has "
@@ -214,9 +214,6 @@ class Dialogue:
                 )
             slots += [((node.id, index), move) for index, move in enumerate(rounds) if move is not None]
         return sorted(slots, key=lambda entry: self._graph.causal(entry[0]))
-
-    def _rounds(self, node: EpisodeNode) -> int:
-        return self._graph.loops[node.loop].max_rounds if node.loop else 1
 
     def _loop_of(self, node: EpisodeNode) -> ToolLoop | None:
         return self._workflow.agent_of(node.spec).tool_loop
@@ -243,10 +240,20 @@ class Dialogue:
         """Build the node's prompt, answer it, and record the call in `turn`."""
         node, hooks = self._graph.by_id[slot[0]], self._hooks[slot[0]]
         seen = without_private(view(self._graph, node_reader(node, slot[1]), turn, episode.state), node, self._private)
-        call = self._call(node, turn.number, slot[1])
-        context = self._context(node, call, seen, episode)
+        call = new_call(node, self._workflow.agent_of(node.spec), turn.number, slot[1])
+        call.stop_reason = "stop"
         run = partial(self._run_tool, node, script, episode)
-        context.call_tool = partial(_call_for_hook, run, call)
+        context = context_of(
+            *(self._graph, node, seen, episode.calls, self._private),
+            sample=episode.sample,
+            uid="",
+            episode=0,
+            turn=turn.number,
+            max_turns=self._workflow.episode.max_turns,
+            validate=False,
+            call_tool=partial(_call_for_hook, run, call),
+            round=slot[1],
+        )
         conversation = conversation_of(self._workflow.agent_of(node.spec), context, episode.conversations)
         # cast: a prompt of token ids would need the tokenizer, which is built from these messages
         prompt = cast(list[Message], await prompt_of(hooks, context, conversation))
@@ -332,41 +339,6 @@ class Dialogue:
             raise UserError(f"node {node.id}: calls the tool {name!r}, which agent {node.agent_name} does not declare")
         states, sample = episode.tool_states, episode.sample
         return await tools.call(known, arguments, sample, states, keep, by_model=by_model, added=added.get(known))
-
-    def _context(self, node: EpisodeNode, call: Call, seen: View, episode: _Episode) -> Context:
-        earlier = [call for call in episode.calls if shows(node, call, self._private)]
-        calls = [*earlier, *seen.calls]
-        obs = None
-        if node.spec.sees_env:
-            for by_agent in seen.obs.values():  # the newest last
-                obs = by_agent.get(node.agent_name, obs)
-        return Context(
-            sample=episode.sample,
-            uid="",
-            episode=0,
-            turn=call.turn,
-            max_turns=self._workflow.episode.max_turns,
-            agent=node.agent_name,
-            node=node.id,
-            upstream={node_id: call for node_id, call in seen.outputs.items() if isinstance(call, Call)},
-            history=[call for call in calls if call.agent == node.agent_name],
-            obs=obs,
-            validate=False,
-            call_tool=cast(Any, None),  # set once the call exists
-            calls=calls,
-            round=call.round,
-            max_rounds=self._rounds(node),
-        )
-
-    def _call(self, node: EpisodeNode, turn: int, round_index: int) -> Call:
-        agent = self._workflow.agent_of(node.spec)
-        return Call(
-            *(node.id, agent.name, node.agent_group, agent.policy, turn),
-            stop_reason="stop",
-            round=round_index,
-            role=agent.role or agent.name,
-            hand_over=agent.hand_over,
-        )
 
 
 def _is_list(entry: Any) -> TypeGuard[Sequence[Any]]:

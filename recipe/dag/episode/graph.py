@@ -65,6 +65,10 @@ class EpisodeGraph:
         node = self.by_id[slot[0]]
         return node.unit, slot[1], node.position
 
+    def max_rounds(self, node: EpisodeNode) -> int:
+        """Return how often the node may run in a turn: more than once only in a loop."""
+        return self.loops[node.loop].max_rounds if node.loop else 1
+
     def players(self, envs: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
         """Return, for each node that steps an env, the nodes whose texts are its actions, in agent order.
 

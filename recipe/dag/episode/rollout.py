@@ -29,9 +29,10 @@ from recipe.dag.episode.view import (
     TurnState,
     View,
     carry_over,
+    context_of,
     loop_reader,
+    new_call,
     node_reader,
-    shows,
     view,
     without_private,
 )
@@ -154,7 +155,7 @@ class Rollout:
         return without_private(seen, node, self._private)
 
     async def _run_agent(self, runner: AgentRunner, slot: Slot, turn: Turn, seen: View) -> None:
-        choice, call = self._choices.get(slot[0]), _new_call(runner, slot, turn)
+        choice, call = self._choices.get(slot[0]), new_call(runner.node, runner.agent, turn.number, slot[1])
         silent = self._attempt.fork.silence(call) is not None
         if choice is not None and not silent and (count := choice.count(validate=self._attempt.validate)) > 1:
             await self._run_candidates(runner, choice, count, slot, turn, seen)
@@ -178,7 +179,7 @@ class Rollout:
         """Run the candidates of a node, score them, and go on from one of them. An env is stepped afterwards, by the
         candidate that was kept. Raises UserError if they would share what an env lends to their tools."""
         self._check_lent(runner)
-        calls = [_new_call(runner, slot, turn) for _ in range(count)]
+        calls = [new_call(runner.node, runner.agent, turn.number, slot[1]) for _ in range(count)]
         earlier = [call for call in (*self._episode.calls, *seen.calls) if call.candidates]
         for index, call in enumerate(calls):
             call.candidate, call.candidates = index, count
@@ -220,7 +221,7 @@ class Rollout:
             context = self._context(judge, slot[1], turn, seen, partial(_no_tools, judge.id))
             return Judged(await runner.run(context))
         self._check_lent(runner)
-        call = _new_call(runner, judge_slot, turn)
+        call = new_call(judge, runner.agent, turn.number, slot[1])
         call.candidate = candidate.candidate
         turn.dropped.setdefault(judge_slot, []).append(call)
         context = self._agent_context(runner, call, turn, seen)
@@ -282,29 +283,16 @@ class Rollout:
         seen: View,
         call_tool: Callable[..., Awaitable[ToolResult]],
     ) -> Context:
-        episode, agent = self._episode, node.agent_name
-        calls = [*(call for call in episode.calls if shows(node, call, self._private)), *seen.calls]
-        obs = None
-        if node.spec.sees_env:
-            for by_agent in seen.obs.values():  # the newest last
-                obs = by_agent.get(agent, obs)
-        return Context(
-            sample=episode.sample,
-            uid=episode.uid,
-            episode=episode.trunk,
+        return context_of(
+            *(self._graph, node, seen, self._episode.calls, self._private),
+            sample=self._episode.sample,
+            uid=self._episode.uid,
+            episode=self._episode.trunk,
             turn=turn.number,
             max_turns=self._limits.max_turns,
-            agent=agent,
-            node=node.id,
-            upstream={name: output for name, output in seen.outputs.items() if isinstance(output, Call)},
-            history=[call for call in calls if call.agent == agent],
-            obs=obs,
             validate=self._attempt.validate,
             call_tool=call_tool,
-            results={name: output for name, output in seen.outputs.items() if isinstance(output, Output)},
             round=round_index,
-            max_rounds=self._graph.loops[node.loop].max_rounds if node.loop else 1,
-            calls=calls,
         )
 
 
@@ -315,14 +303,6 @@ class Judged:
     output: Output
     call: Call | None = None
     """None for a compute node."""
-
-
-def _new_call(runner: AgentRunner, slot: Slot, turn: Turn) -> Call:
-    agent = runner.agent
-    call = Call(slot[0], agent.name, runner.node.agent_group, agent.policy, turn.number, round=slot[1])
-    call.role = agent.role or agent.name
-    call.hand_over = agent.hand_over
-    return call
 
 
 def _failed(call: Call, reason: str) -> Output:

@@ -8,13 +8,14 @@ yet, it sees the previous turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recipe.dag.episode.graph import EpisodeGraph, EpisodeNode, Slot
-from recipe.dag.types.context import Output
+from recipe.dag.types.context import Context, Output
 from recipe.dag.types.record import Call
+from recipe.dag.workflow.agent_schema import Agent
 
 
 @dataclass(slots=True)
@@ -118,6 +119,36 @@ def without_private(seen: View, node: EpisodeNode, private: frozenset[str]) -> V
 def shows(node: EpisodeNode, call: Call, private: frozenset[str]) -> bool:
     """Return whether `node` may see the call, which is of a node in `private` or not."""
     return call.agent == node.agent_name or call.node not in private or call.node in node.spec.after
+
+
+def context_of(
+    graph: EpisodeGraph, node: EpisodeNode, seen: View, earlier: Iterable[Call], private: frozenset[str], **others: Any
+) -> Context:
+    """Return the context of `node`, which sees `seen` of this turn and what it may of the calls of `earlier` turns.
+    `private`: the nodes of private agents; `others`: the fields that do not follow from these."""
+    calls = [*(call for call in earlier if shows(node, call, private)), *seen.calls]
+    obs = None
+    if node.spec.sees_env:
+        for by_agent in seen.obs.values():  # the newest last
+            obs = by_agent.get(node.agent_name, obs)
+    return Context(
+        agent=node.agent_name,
+        node=node.id,
+        upstream={name: output for name, output in seen.outputs.items() if isinstance(output, Call)},
+        results={name: output for name, output in seen.outputs.items() if isinstance(output, Output)},
+        history=[call for call in calls if call.agent == node.agent_name],
+        calls=calls,
+        obs=obs,
+        max_rounds=graph.max_rounds(node),
+        **others,
+    )
+
+
+def new_call(node: EpisodeNode, agent: Agent, turn: int, round_index: int) -> Call:
+    call = Call(node.id, agent.name, node.agent_group, agent.policy, turn, round=round_index)
+    call.role = agent.role or agent.name
+    call.hand_over = agent.hand_over
+    return call
 
 
 def carry_over(graph: EpisodeGraph, turn: Turn, state: TurnState) -> TurnState:
