@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from recipe.dag.core.errors import UserError
+from recipe.dag.core.errors import UserError, writing
 from recipe.dag.core.paths import ROOT, shipped
 
 TEMPLATE = Path(__file__).parent / "new_task"
@@ -35,7 +35,7 @@ def new_task(folder: Path) -> list[Path]:
         "scripts": "recipe/dag/scripts" if home is ROOT else str(shipped("recipe/dag/scripts")),
         "schema": os.path.relpath(shipped("workflows/workflow.schema.json"), path),
     }
-    try:
+    with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         try:
@@ -48,8 +48,6 @@ def new_task(folder: Path) -> list[Path]:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
     return [folder / file for file in files]
 
 

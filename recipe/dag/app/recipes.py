@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from recipe.dag.core.errors import UserError
+from recipe.dag.core.errors import UserError, writing
 from recipe.dag.core.paths import shipped
 from recipe.dag.core.suggestion import did_you_mean
 
@@ -62,7 +62,7 @@ def _linked(folder: Path) -> Path:
     targets = {name: shipped(name) for name in READ} | {name: folder / name for name in WRITTEN}
     if _has_examples():
         targets["examples"] = _examples()
-    try:
+    with writing(checkout, "; run it in another folder"):
         checkout.mkdir(exist_ok=True)
         (folder / "outputs").mkdir(exist_ok=True)
         for name, target in targets.items():
@@ -70,8 +70,6 @@ def _linked(folder: Path) -> Path:
             if not link.is_symlink() or link.readlink() != target:
                 link.unlink(missing_ok=True)
                 link.symlink_to(target)
-    except OSError as error:
-        raise UserError(f"{checkout}: cannot be written: {error.strerror}; run it in another folder") from error
     return checkout
 
 

@@ -224,6 +224,15 @@ def _status(response: object) -> int | None:
 
 
 @contextmanager
+def writing(path: object, advice: str = "") -> Iterator[None]:
+    """Turn an OSError into a UserError that `path` cannot be written, which ends with `advice`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}{advice}") from error
+
+
+@contextmanager
 def boundary(fault: type[Fault], where: str = "", function: Callable[..., Any] | None = None) -> Iterator[None]:
     """Turn every exception that escapes into `fault`, except classified faults, user errors and cancellation.
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from recipe.dag.core.errors import UserError
+from recipe.dag.core.errors import UserError, writing
 
 FILE = ".lock"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -38,10 +38,8 @@ def locked(folders: Iterable[str | Path]) -> Iterator[tuple[int, ...]]:
 def _locked(folder: Path) -> Iterator[int]:
     created = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     try:
-        try:
+        with writing(folder, "; pass another folder"):
             descriptor = _acquire(folder)
-        except OSError as error:
-            raise UserError(f"{folder}: cannot be written: {error.strerror}; pass another folder") from error
         _held.add(descriptor)
         try:
             yield descriptor

@@ -25,7 +25,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from recipe.dag.core.errors import UserError
+from recipe.dag.core.errors import writing
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.report.secrets import command_without_secrets, text_without_secrets, without_secrets
 from recipe.dag.workflow.schema import Workflow
@@ -63,7 +63,7 @@ def write_run_record(
     """
     folder = Path(output) / FOLDER
     source = Path(workflow.path)
-    try:
+    with writing(folder, "; pass another output_dir"):
         folder.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(dir=folder, prefix=".partial_"))
         try:
@@ -83,8 +83,6 @@ def write_run_record(
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror or error}; pass another output_dir") from error
 
 
 def _write_subset(path: Path, subset: Mapping[str, Any] | None) -> None:

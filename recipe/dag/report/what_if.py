@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from recipe.dag.core.errors import UserError
+from recipe.dag.core.errors import UserError, writing
 from recipe.dag.episode.fork import name_of
 from recipe.dag.episode.replay import Effect
 from recipe.dag.report.journal import record_of
@@ -80,11 +80,9 @@ def effect_record(effect: Effect, weights: str) -> dict[str, Any]:
 
 def write_effects(effects: Sequence[Mapping[str, Any]], run: str, path: Path) -> None:
     """Write the file of effects. Raises UserError."""
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, [to_json({"version": VERSION, "run": run, "effects": effects}), b"\n"])
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def read_effects(path: Path) -> list[dict[str, Any]]:

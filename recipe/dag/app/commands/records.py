@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from recipe.dag.app.commands.options import open_console
-from recipe.dag.core.errors import UserError
+from recipe.dag.core.errors import UserError, writing
 
 
 def trace(
@@ -132,9 +132,7 @@ def compare(
     typer.echo("\n".join(lines_of(comparison)))
     if output is None:
         return
-    try:
+    with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(comparison, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{output}: cannot be written: {error.strerror}") from error
     typer.echo(f"{output}: written")

@@ -15,7 +15,7 @@ import typer
 
 from recipe.dag.app.commands.options import ConfigName, ConfigPath, Settings
 from recipe.dag.core.counted import counted
-from recipe.dag.core.errors import UserError
+from recipe.dag.core.errors import UserError, writing
 from recipe.dag.core.problem import Problem
 
 if TYPE_CHECKING:
@@ -117,10 +117,8 @@ def schema(
     if output is None:
         typer.echo(text, nl=False)
     else:
-        try:
+        with writing(output):
             output.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{output}: cannot be written: {error.strerror}") from error
         typer.echo(f"{output}: name it in a workflow's first line, `# yaml-language-server: $schema={output.name}`")
 
 
@@ -182,10 +180,8 @@ def import_(
     if output is None:
         typer.echo(text, nl=False)
         return
-    try:
+    with writing(output):
         output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{output}: cannot be written: {error.strerror}") from error
     typer.echo(f"{output}: written")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe.dag.core.counted import counted
-from recipe.dag.core.errors import UserError
+from recipe.dag.core.errors import writing
 from recipe.dag.core.printable import printable
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.report.run_folder import Run
@@ -41,11 +41,9 @@ def write_page(runs: Sequence[Run], path: Path, effects: Sequence[Mapping[str, A
     changes to the first run's episodes, as in the file of `verl-dag replay`. Raises UserError if it cannot be written.
     """
     page = page_of([parts_of(run, effects if run is runs[0] else ()) for run in runs])
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, [page])
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
     hint = "; --step and --uid make it smaller" if len(page) > _LARGE else ""
     return f"{path}: {counted(sum(len(run.records) for run in runs), 'episode')}, {len(page) / 1e6:.1f} MB{hint}"
 
