@@ -7,10 +7,10 @@ not count as agreeing.
 
 from __future__ import annotations
 
-from recipe.dag import Agent, Context, Episode, Message, Output, UserError
+from recipe.dag import Agent, Context, Episode, Message, Output
 from recipe.dag.reward.gold import boxed_answer_is_right, earned_by
 from recipe.dag.reward.grader import grade
-from recipe.dag.reward.outcome import final_answer, ground_truth
+from recipe.dag.reward.outcome import final_answer, ground_truth, last_call
 
 BOX = "Finish with your answer in \\boxed{}."
 
@@ -68,11 +68,7 @@ async def right_answers(
     for answer in dict.fromkeys(call.parsed.get("answer") for call in episode.calls):
         if answer is not None:
             grades[answer] = float(await grade(answer, truth, timeout_s=grade_timeout_s))
-    decisions = [call for call in episode.calls if call.node == judge]
-    if not decisions:
-        names = ", ".join(dict.fromkeys(call.node for call in episode.calls)) or "none"
-        raise UserError(f"right_answers: node '{judge}' made no call; nodes that did: {names}; set args.judge")
-    decision = decisions[-1].parsed.get("answer")
+    decision = last_call(episode, "node", judge, "right_answers", "judge").parsed.get("answer")
     episode.outcome = grades[decision]
     episode.info.update(answer=decision or "", rounds=1 + max(call.round for call in episode.calls))
     agents = dict.fromkeys(call.agent for call in episode.calls)

@@ -6,9 +6,9 @@ reward.
 
 from __future__ import annotations
 
-from recipe.dag import Episode, UserError
+from recipe.dag import Episode
 from recipe.dag.reward.gold import boxed_answer_is_right, earned_by
-from recipe.dag.reward.outcome import answer_of, graded, ground_truth
+from recipe.dag.reward.outcome import answer_of, graded, ground_truth, last_call
 
 
 @earned_by(boxed_answer_is_right)
@@ -27,11 +27,7 @@ async def answer_outcome(
     Sets `episode.outcome` and, if the node `coach` gave an ANSWER_CORRECT, `episode.info`: `coach_correct`, and
     `coach_agrees`, 1.0 if it is the grader's. Raises GraderFault if the answer cannot be graded.
     """
-    answers = [call for call in episode.calls if call.node == verifier]
-    if not answers:
-        ran = ", ".join(dict.fromkeys(call.node for call in episode.calls)) or "none"
-        raise UserError(f"answer_outcome: node '{verifier}' made no call; nodes that did: {ran}; set args.verifier")
-    answer = answer_of(answers[-1])
+    answer = answer_of(last_call(episode, "node", verifier, "answer_outcome", "verifier"))
     outcome = await graded(answer, ground_truth(episode), grade_timeout_s)
     episode.outcome = outcome
     episode.info.update(final_reward=outcome, answer=answer or "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from recipe.dag import Call, Episode, UserError
 from recipe.dag.reward.gold import boxed_answer_is_right, earned_by
-from recipe.dag.reward.outcome import answer_of, graded, ground_truth
+from recipe.dag.reward.outcome import answer_of, graded, ground_truth, last_call
 
 RIGHT, WRONG = 1.0, -1.0
 
@@ -32,11 +32,7 @@ async def retool_reward(
     Raises GraderFault if the answer cannot be graded, UserError for options that cannot work.
     """
     _check(floor, turn_bonus)
-    calls = episode.calls_of(agent)
-    if not calls:
-        names = ", ".join(dict.fromkeys(call.agent for call in episode.calls)) or "none"
-        raise UserError(f"retool_reward: agent '{agent}' made no call; agents that did: {names}; set args.agent")
-    last = calls[-1]
+    last = last_call(episode, "agent", agent, "retool_reward", "agent")
     answer = answer_of(last)
     outcome = await graded(answer, ground_truth(episode), grade_timeout_s)
     reward = RIGHT if outcome else wrong_reward(paid_calls(last, compat=compat), floor, turn_bonus)

@@ -277,7 +277,7 @@ def test_worker_ends_with_its_parent():
     code = (
         "import asyncio\nfrom recipe.dag.reward import grader\n"
         "print(asyncio.run(grader.grade('1+2x', '2x+1', 60.0)))\n"
-        "print(*[w._process.pid for w in grader._pool[1]._workers if w._process])"
+        "print(*[w._process.pid for w in grader._shared_pool()._workers if w._process])"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)

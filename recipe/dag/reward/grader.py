@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from recipe.dag.core.errors import GraderFault, UserError
 from recipe.dag.reward.answer import hopeless, plain_spelling, quick_equal
@@ -232,8 +232,6 @@ class GraderPool:
 
 counters: Counter[str] = Counter()
 """The counters of the process-wide pool."""
-_pool: tuple[int, GraderPool] | None = None
-_pool_lock = threading.Lock()
 
 
 async def grade(prediction: str, truth: str, timeout_s: float = 10.0) -> bool:
@@ -246,11 +244,20 @@ async def decide(prediction: str, truth: str, timeout_s: float = 10.0) -> bool:
     return await _shared_pool().decide(prediction, truth, timeout_s)
 
 
-def _shared_pool() -> GraderPool:
-    global _pool
-    with _pool_lock:
-        # a forked child must not write into its parent's pipes
-        if _pool is None or _pool[0] != os.getpid():
-            cores = len(os.sched_getaffinity(0))
-            _pool = (os.getpid(), GraderPool(workers=max(1, min(4, cores // 2)), counters=counters))
-        return _pool[1]
+class SharedPool:
+    """The process-wide pool with these options of GraderPool, which is made when it is first called for."""
+
+    def __init__(self, **options: Any):
+        self._options, self._lock = options, threading.Lock()
+        self._pool: tuple[int, GraderPool] | None = None
+
+    def __call__(self) -> GraderPool:
+        with self._lock:
+            # a forked child must not write into its parent's pipes
+            if self._pool is None or self._pool[0] != os.getpid():
+                cores = len(os.sched_getaffinity(0))
+                self._pool = (os.getpid(), GraderPool(workers=max(1, min(4, cores // 2)), **self._options))
+            return self._pool[1]
+
+
+_shared_pool = SharedPool(counters=counters)

@@ -6,6 +6,8 @@ ungraded. An outcome is one number per agent; the estimator assigns credit to it
 
 from __future__ import annotations
 
+from typing import Literal
+
 from recipe.dag.core.errors import UserError
 from recipe.dag.reward.answer import extract_answer
 from recipe.dag.reward.gold import boxed_answer_is_right, earned_by
@@ -24,11 +26,7 @@ async def outcome_reward(
     `compat`: if the agent's hook extracts no answer, take the last number in the text (the published behaviour).
     Sets `episode.outcome` and `episode.info`. Raises GraderFault if the answer cannot be graded.
     """
-    calls = episode.calls_of(agent)
-    if not calls:
-        names = ", ".join(dict.fromkeys(call.agent for call in episode.calls)) or "none"
-        raise UserError(f"outcome_reward: agent '{agent}' made no call; agents that did: {names}; set args.agent")
-    answer = answer_of(calls[-1], compat=compat)
+    answer = answer_of(last_call(episode, "agent", agent, "outcome_reward", "agent"), compat=compat)
     outcome = await graded(answer, ground_truth(episode), grade_timeout_s)
     episode.outcome = outcome
     episode.info.update(final_reward=outcome, answer=answer or "")
@@ -68,6 +66,16 @@ def ground_truth(episode: Episode) -> str:
     if truth is None:
         raise UserError(f"sample {episode.uid}: no ground_truth; add reward_model.ground_truth to the data")
     return str(truth)
+
+
+def last_call(episode: Episode, kind: Literal["agent", "node"], name: str, function: str, option: str) -> Call:
+    """Return the last call of an agent or a node, which `option` of the reward `function` names. Raises UserError if
+    there is none."""
+    calls = {getattr(call, kind): call for call in episode.calls}
+    if name not in calls:
+        made = ", ".join(calls) or "none"
+        raise UserError(f"{function}: {kind} '{name}' made no call; {kind}s that did: {made}; set args.{option}")
+    return calls[name]
 
 
 def written_in(call: Call) -> str:

@@ -6,13 +6,11 @@ time limit. A text on which two processes are lost scores 0, see grader.py. prep
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 from pathlib import Path
 
 from recipe.dag.core.errors import UserError
-from recipe.dag.reward.grader import GraderPool, Undecided
+from recipe.dag.reward.grader import SharedPool, Undecided
 from recipe.dag.reward.outcome import final_answer
 from recipe.dag.types.record import Episode
 
@@ -56,16 +54,4 @@ async def scored(problem: dict[str, str], answer: str, timeout_s: float = 10.0) 
         return 0.0
 
 
-_pool: tuple[int, GraderPool] | None = None
-_pool_lock = threading.Lock()
-
-
-def _shared_pool() -> GraderPool:
-    global _pool
-    with _pool_lock:
-        # a forked child must not write into its parent's pipes
-        if _pool is None or _pool[0] != os.getpid():
-            command = (sys.executable, "-P", str(Path(__file__).with_name("verifier_worker.py")))
-            cores = len(os.sched_getaffinity(0))
-            _pool = (os.getpid(), GraderPool(workers=max(1, min(4, cores // 2)), command=command))
-        return _pool[1]
+_shared_pool = SharedPool(command=(sys.executable, "-P", str(Path(__file__).with_name("verifier_worker.py"))))
