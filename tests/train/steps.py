@@ -1,9 +1,13 @@
-"""Training steps of policies without a model: the kernels are replaced by the test."""
+"""Training steps of policies without a model, whose kernels the test replaces, and policies on one worker of verl's."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
+from functools import partial
 from types import SimpleNamespace
+
+from verl.utils import tensordict_utils as tu
 
 from recipe.dag.policy.placement import Pool
 from recipe.dag.train.step import TrainingStep
@@ -19,6 +23,34 @@ def policies_of(*names: str, shared_pool: bool = True, **fields) -> dict[str, Si
 
 def processes_of(name: str) -> SimpleNamespace:
     return SimpleNamespace(name=name, workers=SimpleNamespace(free_cache=lambda: None))
+
+
+def policy_on(worker, config, *, micro_batch: int, dynamic: int | None = None, **fields) -> SimpleNamespace:
+    """A policy whose passes run on `worker`, in micro-batches of as many rows, or of `dynamic` tokens."""
+    config, fixed = copy.deepcopy(config), dynamic is None
+    config.actor_rollout_ref.actor.use_dynamic_bsz = not fixed
+    if fixed:
+        config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu = micro_batch
+    sizes = {
+        "use_dynamic_bsz": not fixed,
+        "max_token_len_per_gpu": dynamic,
+        "micro_batch_size_per_gpu": micro_batch,
+    }
+
+    def call(method, data):
+        tu.assign_non_tensor(data, **sizes)
+        return method(data)
+
+    methods = ("compute_log_prob", "compute_ref_log_prob", "update_actor")
+    return SimpleNamespace(
+        config=config,
+        data_parallel_size=1,
+        workers=SimpleNamespace(**{name: partial(call, getattr(worker, name)) for name in methods}),
+        tokenizer=SimpleNamespace(pad_token_id=0),
+        pool=Pool(None, 1),
+        processes=None,
+        **fields,
+    )
 
 
 def run_step(workflow, rows, *names: str, shared_pool: bool = True, seed: int = 0, **options) -> TrainingStep:

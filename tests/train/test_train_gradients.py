@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from verl.utils import tensordict_utils as tu
 
 from recipe.dag.algorithms.blocks import Uncertainty
 from recipe.dag.episode.rows import rows_of
 from recipe.dag.policy.losses import actor_loss
-from recipe.dag.policy.placement import Pool
 from recipe.dag.train.metrics import token_metrics
 from recipe.dag.train.packing import PAD
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.types.record import Call, Episode
+from tests.train.steps import policy_on
 
 TOLERANCE = 1e-5
 LOSSES = ("token-mean", "seq-mean-token-sum")
@@ -82,29 +79,7 @@ def gradient(engine):
         algorithm = engine.workflow.algorithm.model_copy(update=update)
         nodes = [n for n in engine.workflow.nodes if old == "trainer" or n.id != "main.old_log_probs"]
         workflow = engine.workflow.model_copy(update={"algorithm": algorithm, "nodes": tuple(nodes)})
-        config = copy.deepcopy(engine.config)
-        config.actor_rollout_ref.actor.use_dynamic_bsz = dynamic is not None
-        if dynamic is None:
-            config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu = micro_batch
-        sizes = {
-            "use_dynamic_bsz": dynamic is not None,
-            "max_token_len_per_gpu": dynamic,
-            "micro_batch_size_per_gpu": micro_batch,
-        }
-
-        def call(method, data):
-            tu.assign_non_tensor(data, **sizes)
-            return method(data)
-
-        methods = ("compute_log_prob", "compute_ref_log_prob", "update_actor")
-        policy = SimpleNamespace(
-            config=config,
-            data_parallel_size=1,
-            workers=SimpleNamespace(**{name: partial(call, getattr(worker, name)) for name in methods}),
-            tokenizer=SimpleNamespace(pad_token_id=0),
-            pool=Pool(None, 1),
-            processes=None,
-        )
+        policy = policy_on(worker, engine.config, micro_batch=micro_batch, dynamic=dynamic)
         object.__setattr__(loss_config, "loss_agg_mode", loss)
         step = TrainingStep(workflow, {"main": policy}, rows, seed=0)
         asyncio.run(step.run())

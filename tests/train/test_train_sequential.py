@@ -3,12 +3,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
-from verl.utils import tensordict_utils as tu
 
 from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.algorithms.happo import Happo
@@ -19,7 +16,7 @@ from recipe.dag.train.sequential import CompoundFactor
 from recipe.dag.train.step import TrainingStep
 from recipe.dag.types.row import Row
 from tests.rows import build_row, merge_rows
-from tests.train.steps import policies_of, run_step
+from tests.train.steps import policies_of, policy_on, run_step
 
 WORKFLOW = """\
 dag_id: two
@@ -207,20 +204,10 @@ def nudged(engine):
                 p.sub_(0.05 * p.grad.sign())
         return 1.0
 
-    def call(name, data):
-        tu.assign_non_tensor(data, use_dynamic_bsz=False, max_token_len_per_gpu=None, micro_batch_size_per_gpu=2)
-        return getattr(engine.worker, name)(data)
-
-    methods = ("compute_log_prob", "compute_ref_log_prob", "update_actor")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(actor, "optimizer_step", step)
         patch.setattr(actor, "lr_scheduler_step", lambda: 0.0)
-        yield SimpleNamespace(
-            config=engine.config,
-            data_parallel_size=1,
-            workers=SimpleNamespace(**{name: partial(call, name) for name in methods}),
-            tokenizer=SimpleNamespace(pad_token_id=0),
-        )
+        yield policy_on(engine.worker, engine.config, micro_batch=2)
     with torch.no_grad():
         for p, old in zip(parameters, before, strict=True):
             p.copy_(old)

@@ -4,24 +4,20 @@ references are renewed when they are due."""
 from __future__ import annotations
 
 import asyncio
-import copy
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM
-from verl.utils import tensordict_utils as tu
 
 from recipe.dag.algorithms.catalogue import make_algorithm
 from recipe.dag.app.launch import launch
 from recipe.dag.core.errors import UserError
 from recipe.dag.endpoint.client import PolicyEndpoint
-from recipe.dag.policy.placement import Pool
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.train import kernels
 from recipe.dag.train.given_rows import check_given, given_rows
@@ -35,6 +31,7 @@ from recipe.dag.workflow.agent_schema import Reference
 from recipe.dag.workflow.training_chain import derive_training_chain
 from tests.rows import build_row, merge_rows
 from tests.train.projects import edit, go, inputs, overrides_of, save
+from tests.train.steps import policy_on
 
 TOOL = 5
 """The id of tokens that a tool put in."""
@@ -111,28 +108,11 @@ def train(engine, models, monkeypatch):
         policies = {"main": engine.workflow.policies["main"].model_copy(update={"critic": None})}
         nodes = derive_training_chain(policies, [], algorithm)
         workflow = engine.workflow.model_copy(update={"algorithm": algorithm, "policies": policies, "nodes": nodes})
-        config = copy.deepcopy(engine.config)
-        config.actor_rollout_ref.actor.use_dynamic_bsz = False
-        config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu = micro_batch
-        sizes = {"use_dynamic_bsz": False, "max_token_len_per_gpu": None, "micro_batch_size_per_gpu": micro_batch}
-
-        def call(method, data):
-            tu.assign_non_tensor(data, **sizes)
-            return method(data)
-
         loss_config = worker.loss_fn.keywords["config"]
         for name, value in (("loss_agg_mode", "seq-mean-token-sum"), ("use_kl_loss", False)):
             monkeypatch.setitem(loss_config.__dict__, name, value)
-        methods = ("compute_log_prob", "compute_ref_log_prob", "update_actor")
-        runtime = SimpleNamespace(
-            config=config,
-            data_parallel_size=1,
-            workers=SimpleNamespace(**{name: partial(call, getattr(worker, name)) for name in methods}),
-            tokenizer=SimpleNamespace(pad_token_id=0),
-            pool=Pool(None, 1),
-            processes=None,
-            endpoint=PolicyEndpoint(SimpleNamespace(), Words(), max_model_len=64),  # pyright: ignore[reportArgumentType]
-        )
+        endpoint = PolicyEndpoint(SimpleNamespace(), Words(), max_model_len=64)  # pyright: ignore[reportArgumentType]
+        runtime = policy_on(worker, engine.config, micro_batch=micro_batch, endpoint=endpoint)
         step = TrainingStep(workflow, {"main": runtime}, rows, episodes=episodes, seed=3)
         asyncio.run(step.run())
         batch = step.batches["main"]
