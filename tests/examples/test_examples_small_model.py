@@ -3,6 +3,10 @@ installed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -10,63 +14,69 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from examples import small_model
 
 
-@pytest.fixture(scope="module")
-def tiny_gguf(tmp_path_factory):
-    """A Llama of two layers with random weights and a vocabulary of bytes and three words."""
+def write_gguf(
+    path: Path,
+    architecture: str,
+    tokens: list[str],
+    norms: Sequence[str],
+    head_norms: Sequence[str] = (),
+    **values: Any,
+) -> Path:
+    """Write a model of two layers with random weights and norms stored as 1. `values`: of the writer's `add_NAME`."""
     gguf = pytest.importorskip("gguf")
     import numpy as np
-    from tokenizers import pre_tokenizers
 
-    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    tokens += ["he", "hel", "lo", "hello"]
-    hidden, inner, heads, groups, layers = 64, 96, 4, 2, 2
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(layers)
-    writer.add_context_length(512)
-    writer.add_embedding_length(hidden)
-    writer.add_feed_forward_length(inner)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(groups)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_rope_dimension_count(hidden // heads)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3, 3, 3, *[1] * (len(tokens) - 3)])
-    writer.add_token_merges(["h e", "he l", "l o", "hel lo"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_chat_template(
-        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    )
-    rng = np.random.default_rng(0)
-
-    def add(name: str, *shape: int) -> None:
-        values = np.ones(shape) if len(shape) == 1 else rng.normal(0, 0.02, shape)
-        writer.add_tensor(name, values.astype(np.float32))
-
-    add("token_embd.weight", len(tokens), hidden)
-    for layer in range(layers):
-        add(f"blk.{layer}.attn_norm.weight", hidden)
-        add(f"blk.{layer}.ffn_norm.weight", hidden)
-        add(f"blk.{layer}.attn_q.weight", hidden, hidden)
-        add(f"blk.{layer}.attn_k.weight", hidden * groups // heads, hidden)
-        add(f"blk.{layer}.attn_v.weight", hidden * groups // heads, hidden)
-        add(f"blk.{layer}.attn_output.weight", hidden, hidden)
-        add(f"blk.{layer}.ffn_gate.weight", inner, hidden)
-        add(f"blk.{layer}.ffn_up.weight", inner, hidden)
-        add(f"blk.{layer}.ffn_down.weight", hidden, inner)
-    add("output_norm.weight", hidden)
+    hidden, inner, size, scale = (values.pop(name) for name in ("hidden", "inner", "size", "scale"))
+    queries, keys = values["head_count"] * size, values["head_count_kv"] * size
+    shapes = {"token_embd": (len(tokens), hidden), "output_norm": (hidden,)}
+    for layer in ("blk.0", "blk.1"):
+        shapes |= {f"{layer}.{norm}": (hidden,) for norm in norms} | {f"{layer}.{norm}": (size,) for norm in head_norms}
+        shapes |= {f"{layer}.attn_q": (queries, hidden), f"{layer}.attn_output": (hidden, queries)}
+        shapes |= {f"{layer}.attn_{name}": (keys, hidden) for name in "kv"}
+        shapes |= {f"{layer}.ffn_{name}": (inner, hidden) for name in ("gate", "up")}
+        shapes[f"{layer}.ffn_down"] = (hidden, inner)
+    values |= {"block_count": 2, "context_length": 512, "embedding_length": hidden, "feed_forward_length": inner}
+    writer, rng = gguf.GGUFWriter(path, architecture), np.random.default_rng(0)
+    for name, value in {**values, "vocab_size": len(tokens), "token_list": tokens}.items():
+        getattr(writer, f"add_{name}")(value)
+    for name, shape in shapes.items():
+        weights = np.ones(shape) if len(shape) == 1 else rng.normal(0, scale, shape)
+        writer.add_tensor(f"{name}.weight", weights.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+@pytest.fixture(scope="module")
+def tiny_gguf(tmp_path_factory):
+    """A Llama with a vocabulary of bytes and three words."""
+    from tokenizers import pre_tokenizers
+
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokens += ["he", "hel", "lo", "hello"]
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    sizes = {"hidden": 64, "inner": 96, "size": 16, "scale": 0.02, "head_count": 4, "head_count_kv": 2}
+    return write_gguf(
+        *(path, "llama", tokens, ("attn_norm", "ffn_norm")),
+        **sizes,
+        layer_norm_rms_eps=1e-5,
+        rope_freq_base=10000.0,
+        rope_dimension_count=16,
+        tokenizer_model="gpt2",
+        tokenizer_pre="smollm",
+        token_types=[3, 3, 3, *[1] * (len(tokens) - 3)],
+        token_merges=["h e", "he l", "l o", "hel lo"],
+        bos_token_id=1,
+        eos_token_id=2,
+        unk_token_id=0,
+        chat_template=template,
+    )
 
 
 def load(folder):
@@ -114,61 +124,29 @@ def test_smollm2_answers_in_words(tmp_path):
 
 @pytest.fixture(scope="module")
 def tiny_gemma(tmp_path_factory):
-    """A Gemma 3 of two layers with random weights, norms of 0 (stored as 1), and a vocabulary of bytes and words."""
-    gguf = pytest.importorskip("gguf")
-    import numpy as np
-
+    """A Gemma 3 with norms of 0, and a vocabulary of bytes and words."""
     path = tmp_path_factory.mktemp("gemma") / "tiny.gguf"
     control = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
     spaces, byte = ["\n", "  "], [f"<0x{n:02X}>" for n in range(256)]
     words = ["he", "lo", "hel", "hello", "\u2581hello", "us", "er", "user", *"\u2581helousr"]
-    tokens = [*control, *spaces, *byte, *words]
-    hidden, inner, heads, size, layers = 32, 64, 2, 16, 2
-    writer = gguf.GGUFWriter(path, "gemma3")
-    writer.add_block_count(layers)
-    writer.add_context_length(512)
-    writer.add_embedding_length(hidden)
-    writer.add_feed_forward_length(inner)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(1)
-    writer.add_key_length(size)
-    writer.add_value_length(size)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(1000000.0)
-    writer.add_sliding_window(8)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("llama")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(tokens)
-    writer.add_token_scores([*[-1000.0] * 8, *[0.0] * 256, *(-float(n) for n in range(len(words)))])
-    writer.add_token_types([*[3] * 6, *[4] * 2, *[6] * 256, *[1] * len(words)])
-    for add, value in ((writer.add_bos_token_id, 2), (writer.add_eos_token_id, 1), (writer.add_unk_token_id, 3)):
-        add(value)
-    rng = np.random.default_rng(0)
-
-    def add(name: str, *shape: int) -> None:
-        values = np.ones(shape) if len(shape) == 1 else rng.normal(0, 0.1, shape)
-        writer.add_tensor(f"{name}.weight", values.astype(np.float32))
-
-    add("token_embd", len(tokens), hidden)
-    add("output_norm", hidden)
-    for layer in (f"blk.{n}" for n in range(layers)):
-        for norm in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
-            add(f"{layer}.{norm}", hidden)
-        for norm in ("attn_q_norm", "attn_k_norm"):
-            add(f"{layer}.{norm}", size)
-        add(f"{layer}.attn_q", heads * size, hidden)
-        add(f"{layer}.attn_k", size, hidden)
-        add(f"{layer}.attn_v", size, hidden)
-        add(f"{layer}.attn_output", hidden, heads * size)
-        add(f"{layer}.ffn_gate", inner, hidden)
-        add(f"{layer}.ffn_up", inner, hidden)
-        add(f"{layer}.ffn_down", hidden, inner)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    norms = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+    sizes = {"hidden": 32, "inner": 64, "size": 16, "scale": 0.1, "head_count": 2, "head_count_kv": 1}
+    return write_gguf(
+        *(path, "gemma3", [*control, *spaces, *byte, *words], norms, ("attn_q_norm", "attn_k_norm")),
+        **sizes,
+        key_length=16,
+        value_length=16,
+        layer_norm_rms_eps=1e-6,
+        rope_freq_base=1000000.0,
+        sliding_window=8,
+        tokenizer_model="llama",
+        tokenizer_pre="default",
+        token_scores=[*[-1000.0] * 8, *[0.0] * 256, *(-float(n) for n in range(len(words)))],
+        token_types=[*[3] * 6, *[4] * 2, *[6] * 256, *[1] * len(words)],
+        bos_token_id=2,
+        eos_token_id=1,
+        unk_token_id=3,
+    )
 
 
 def test_a_gemma_has_its_norms_its_merges_and_a_template_with_turns(tiny_gemma, tmp_path, capsys):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.platform.adapter_weights import merge, read_adapter, target_layers
+from tests.policy.ranks import run_ranks
 from tests.policy.spmd_adapters import CRITIC, HISTORY, advantages, equal, rows
 
 SCRIPT = Path(__file__).with_name("spmd_adapters.py")
@@ -24,17 +23,7 @@ FOLDED = ("actor_rollout_ref.actor.fsdp_config.model_dtype=bf16",)
 @pytest.fixture(scope="module", params=[(1, ()), (2, ()), (1, FOLDED)], ids=["one rank", "two ranks", "a bf16 base"])
 def trained(request, tiny_model, tmp_path_factory, zygote) -> SimpleNamespace:
     (world, overrides), out = request.param, tmp_path_factory.mktemp("adapters")
-    (out / "score.py").write_text("def score(episode): return {}\n")
-    env = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-    arguments = [str(world), str(tiny_model), str(out), *overrides]
-    ranks = [
-        subprocess.Popen(
-            [zygote.python, str(SCRIPT), str(rank), *arguments], stderr=subprocess.PIPE, text=True, env=env
-        )
-        for rank in range(world)
-    ]
-    errors = [process.communicate(timeout=900)[1] for process in ranks]
-    assert [process.returncode for process in ranks] == [0] * world, "\n".join(error[-3000:] for error in errors)
+    run_ranks(zygote.python, SCRIPT, world, out, str(tiny_model), str(out), *overrides)
     return SimpleNamespace(out=out, model=tiny_model, half=bool(overrides), **torch.load(out / "result.pt"))
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from recipe.dag.policy import engine
 from recipe.dag.policy.engine import sampled_positions
 from recipe.dag.policy.value_model import ValueEngine
+from tests.policy.ranks import run_ranks
 from tests.policy.spmd_step import cases
 
 EXPECTED = {"padded", "untied_padded"}
@@ -46,17 +45,7 @@ def steps(tiny_model, untied_model, tmp_path_factory, zygote) -> dict[tuple[int,
     found = {}
     for world in (1, 2):
         out = tmp_path_factory.mktemp(f"ranks{world}")
-        (out / "score.py").write_text("def score(episode): return {}\n")
-        arguments = [str(world), str(tiny_model), str(untied_model), str(out)]
-        env = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-        ranks = [
-            subprocess.Popen(
-                [zygote.python, str(SCRIPT), str(rank), *arguments], stderr=subprocess.PIPE, text=True, env=env
-            )
-            for rank in range(world)
-        ]
-        errors = [process.communicate(timeout=900)[1] for process in ranks]
-        assert [process.returncode for process in ranks] == [0] * world, "\n".join(error[-3000:] for error in errors)
+        run_ranks(zygote.python, SCRIPT, world, out, str(tiny_model), str(untied_model), str(out))
         for path in out.glob("*.pt"):
             engine, _, loss = path.stem.rpartition("_")
             found[world, engine, loss] = torch.load(path)
