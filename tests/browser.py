@@ -1,4 +1,4 @@
-"""A headless Chromium or Chrome, driven over its DevTools protocol, for tests and screenshots.
+"""A headless Chromium or Chrome, driven over its DevTools protocol, for tests and screenshots; and the data of a page.
 
 Invariant: nothing is installed: `find()` returns None where the machine has no browser. `CHROME` names another one.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import itertools
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -140,3 +142,14 @@ async def browser(executable: str) -> AsyncIterator[Any]:
         finally:
             process.terminate()
             await process.wait()
+
+
+def read_page(page: str) -> list[dict[str, Any]]:
+    """Return the data of each run on a page by the name of its part."""
+    runs: list[dict[str, Any]] = []
+    for run, name, packed in re.findall(
+        r'<script type="application/gzip" id="(\d)/([\w-]+)">([\w+/=]*)</script>', page
+    ):
+        runs += [{} for _ in range(int(run) + 1 - len(runs))]
+        runs[int(run)][name] = json.loads(gzip.decompress(base64.b64decode(packed)))
+    return runs

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from recipe.dag.report.viewer.page import read_page
 from recipe.dag.report.what_if import read_effects
+from tests.browser import read_page
 from tests.end_to_end.runs import ROOT, environment, episodes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -14,8 +14,9 @@ from recipe.dag.report.journal import Journal
 from recipe.dag.report.monitors import Monitors
 from recipe.dag.report.run_folder import read_run
 from recipe.dag.report.viewer.graph import graph_of
-from recipe.dag.report.viewer.page import WEB, page_of, read_page, write_page
+from recipe.dag.report.viewer.page import WEB, page_of, write_page
 from recipe.dag.report.viewer.payload import Payload, parts_of
+from tests.browser import read_page
 from tests.report.conftest import build_call, build_episode
 from tests.test_shipped import ROOT
 

@@ -97,14 +97,3 @@ def _url(kind: str, text: str) -> str:
 def _script(name: str, data: Any) -> str:
     packed = base64.b64encode(gzip.compress(to_json(data), 6, mtime=0)).decode()
     return f'<script type="application/gzip" id="{name}">{packed}</script>'
-
-
-def read_page(page: str) -> list[dict[str, Any]]:
-    """Return the data of each run on a page by the name of its part."""
-    runs: list[dict[str, Any]] = []
-    for run, name, packed in re.findall(
-        r'<script type="application/gzip" id="(\d)/([\w-]+)">([\w+/=]*)</script>', page
-    ):
-        runs += [{} for _ in range(int(run) + 1 - len(runs))]
-        runs[int(run)][name] = json.loads(gzip.decompress(base64.b64decode(packed)))
-    return runs
