@@ -138,10 +138,6 @@ def _write(path: Path, text: str) -> None:
         raise UserError(f"{path}: cannot write: {error.strerror or error}; pass another output_dir") from error
 
 
-def _content(path: Path) -> str | None:
-    return path.read_text() if path.is_file() else None
-
-
 def _restore(path: Path, before: str | None, folder_is_new: bool) -> None:
     """Restore the state before a run that was refused: the earlier run's copy, or no file."""
     if before is not None:
@@ -170,7 +166,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if run.text is not None:
             print(f"\n# {run.copy}\n{run.text}", end="")
         return 0
-    before, folder_is_new = _content(run.copy), not run.copy.parent.exists()
+    before = run.copy.read_text() if run.copy.is_file() else None
+    folder_is_new = not run.copy.parent.exists()
     earlier = launches(run.copy.parent)
     if run.text is not None:
         _write(run.copy, run.text)

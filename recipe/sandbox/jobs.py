@@ -64,10 +64,7 @@ class Jobs:
         *,
         max_memory_mb: int = 8192,
     ):
-        self.engine = engine
-        self.queue = queue
-        self.sessions = sessions
-        self.limits = limits
+        self.engine, self.queue, self.sessions, self.limits = engine, queue, sessions, limits
         self.max_memory_mb = max(max_memory_mb, limits.memory_mb)
         self.served = 0
         """Requests that were answered."""

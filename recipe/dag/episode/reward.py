@@ -93,7 +93,8 @@ async def run_reward(node: RewardNode, episodes: Sequence[Episode], agents: Coll
         async with limited(limit_s, RewardFault, "the reward function", node.where):
             values = await invoke(node.function, argument, **plain_copy(node.kwargs))
         for episode, copy, value in zip(episodes, copies, _per_episode(values, len(copies), node), strict=True):
-            episode.outcome, episode.info = _outcome(copy.outcome, node.where), _info(copy.info, node.where)
+            outcome = None if copy.outcome is None else _finite(copy.outcome, "episode.outcome", node.where)
+            episode.outcome, episode.info = outcome, _info(copy.info, node.where)
             _add(episode, value, agents, node)
     for episode, changed_calls in zip(episodes, calls, strict=True):
         for call, changed in zip(episode.calls, changed_calls, strict=True):
@@ -271,10 +272,6 @@ def _last_sampled(calls: Sequence[Call]) -> int:
     last call if none did."""
     sampled = (position for position, call in enumerate(calls) if any(call.response_mask))
     return max(sampled, default=len(calls) - 1)
-
-
-def _outcome(value: Any, where: str) -> float | None:
-    return None if value is None else _finite(value, "episode.outcome", where)
 
 
 def _finite(value: Any, what: str, where: str) -> float:

@@ -145,7 +145,7 @@ def _item(episode: Episode, team: Collection[str], metadata: Mapping[str, Metada
         "code_runs": [
             {
                 "code": run.arguments.get("code", ""),
-                "status": _status(run),
+                "status": "success" if run.ok else "failed",
                 "stdout": run.stdout,
                 "stderr": run.stderr,
                 "passed": run.ok,
@@ -227,10 +227,6 @@ def _is_code(result: ToolResult) -> bool:
 def _code_runs(episode: Episode) -> list[ToolResult]:
     """Return the attempts to run code, including rejected ones; infrastructure faults do not count as attempts."""
     return [r for call in episode.calls for r in call.tool_results if _is_code(r) and r.status != "fault"]
-
-
-def _status(result: ToolResult) -> str:
-    return "success" if result.ok else "failed"
 
 
 def _final_reward(episode: Episode) -> float | None:

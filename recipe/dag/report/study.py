@@ -85,8 +85,10 @@ def read_result(folder: Path, metrics: Sequence[str]) -> Result:
         )
     scores = {"": curves[metrics[-1]][-1][1]}
     if metrics[-1] == ACCURACY:
-        correct = {name: [_solved(item) for item in items] for name, items in read_answers(folder).items()}
-        scores = {name: fmean(values) for name, values in correct.items()}
+        scores = {
+            name: fmean(float(item["metrics"]["is_correct"]) for item in items)
+            for name, items in read_answers(folder).items()
+        }
     times = ("timing/startup", "timing/step")
     seconds = sum(line.get(key) or 0.0 for line in run.metrics for key in times)
     seconds += sum(line.get("timing/validation") or 0.0 for line in run.metrics if line["step"] == 0)
@@ -111,10 +113,6 @@ def read_answers(folder: Path) -> dict[str, list[dict[str, Any]]]:
         if item.get("metrics", {}).get("is_correct") is not None:
             problems.setdefault(f"{number}: {item['prompt']}", []).append(item)
     return problems
-
-
-def _solved(item: Mapping[str, Any]) -> float:
-    return float(item["metrics"]["is_correct"])
 
 
 def _gpus(run: Run) -> int:

@@ -264,10 +264,7 @@ class _Builder:
         if tag == "!Ref":
             self.source.has_refs = True
             return Ref(text.strip())
-        if not tag.startswith(_TAG):
-            self.problem(node, path, f"the tag `{_short(node)}` is not allowed; only `!Ref global_config.name` is")
-            return text
-        kind = tag.removeprefix(_TAG)
+        kind = tag.removeprefix(_TAG) if tag.startswith(_TAG) else ""
         if kind in ("str", "timestamp", "value"):
             return text
         if kind == "null":
