@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from recipe.dag.endpoint.client import PolicyEndpoint
-from recipe.dag.episode.shipment import TOKENS, Undecoded, pack, unpack
-from recipe.dag.types.record import PROMPT_TEXT, Call, Episode, ToolResult
+from recipe.dag.episode.shipment import Undecoded, pack, unpack
+from recipe.dag.types.record import PROMPT_TEXT, TOKENS, Call, Episode, ToolResult
 
 
 class Endpoint(PolicyEndpoint):

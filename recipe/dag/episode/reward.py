@@ -17,7 +17,7 @@ from recipe.dag.core.errors import RewardFault, boundary
 from recipe.dag.core.location import defined_at
 from recipe.dag.core.tasks import invoke, limited
 from recipe.dag.types.convention import REWARD
-from recipe.dag.types.record import PROMPT_TEXT, Call, Deferred, Episode
+from recipe.dag.types.record import PROMPT_TEXT, TOKENS, Call, Deferred, Episode
 from recipe.dag.types.values import as_number, plain_copy
 from recipe.dag.workflow.schema import Workflow
 
@@ -172,8 +172,7 @@ class ScratchCall(Call):
     __slots__ = ()
 
 
-_TOKENS = ("prompt_ids", "response_ids", "response_mask", "rollout_log_probs")
-for _name in _TOKENS:
+for _name in TOKENS:
     setattr(ScratchCall, _name, Deferred(getattr(Call, _name)))
 _TREES = [field.name for field in fields(Call) if field.default_factory is dict] + ["messages", "asked", "usage"]
 _VALUES = [
@@ -205,7 +204,7 @@ def scratch(episode: Episode) -> Episode:
 
 def _copy(call: Call) -> ScratchCall:
     copy = ScratchCall.__new__(ScratchCall)
-    for name in _TOKENS:
+    for name in TOKENS:
         setattr(copy, name, partial(list, getattr(call, name)))
     PROMPT_TEXT.defer(copy, PROMPT_TEXT.raw(call))
     for name in _VALUES:

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from recipe.dag.endpoint.client import Endpoint, PolicyEndpoint
-from recipe.dag.types.record import PROMPT_TEXT, Episode
+from recipe.dag.types.record import PROMPT_TEXT, TOKENS, Episode
 
-TOKENS = {"prompt_ids": "q", "response_ids": "q", "response_mask": "b", "rollout_log_probs": "d"}
-"""Fields of a call with one number per token, and the array type code that represents their values exactly."""
+CODES = dict(zip(TOKENS, "qqbd", strict=True))
+"""The array type code that represents the values of a field exactly."""
 KINDS = {"q": int, "b": int, "d": float}
 
 
@@ -26,7 +26,7 @@ class Undecoded:
 def pack(episode: Episode) -> Episode:
     """Prepare `episode` for pickling. It must not be read again in this process."""
     for call in episode.all_calls:
-        for name, code in TOKENS.items():
+        for name, code in CODES.items():
             values = getattr(call, name)
             if set(map(type, values)) <= {KINDS[code]}:  # servers may return other types, which stay a list
                 setattr(call, name, array(code, values))

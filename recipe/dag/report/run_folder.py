@@ -7,6 +7,7 @@ earlier one.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,13 +18,18 @@ from recipe.dag.core.errors import UserError
 from recipe.dag.report.episodes import read_records as read_episodes
 from recipe.dag.report.evaluation_log import episode_from
 from recipe.dag.report.journal import episode_files, read_records
+from recipe.dag.report.jsonfile import to_json
 from recipe.dag.report.run_record import launches
-from recipe.dag.types.record import Episode
+from recipe.dag.types.record import TOKENS, Episode
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _ADVICE = "pass the output folder of a run"
+EPISODE = ("step", "split", "uid", "index", "outcome")
+"""Fields of an episode that each of its calls has in a table."""
+BY_NAME = ("reward_parts", "token_columns", "usage")
+"""Fields of a call with several columns of a table, `reward_parts/team` and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +71,9 @@ class Run:
         A row has the episode's `step`, `split`, `uid`, `index`, `outcome` and `fault`, the call's fields, its
         `position` in `Episode.all_calls` and whether it was `kept`. Each part of the reward is a column
         (`reward_parts/team`); `parsed`, `tool_results` and `messages` are JSON."""
-        from recipe.dag.report.call_table import table_of
+        import pandas as pd
 
-        return table_of(self.records)
+        return pd.DataFrame([row for record in self.records for row in _rows(record)])
 
     def episodes(
         self, *, step: int | None = None, split: Literal["train", "validation"] | None = None
@@ -101,3 +107,24 @@ def read_json(file: Path) -> dict[str, Any]:
         return json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: cannot be read ({type(error).__name__}); {_ADVICE}") from error
+
+
+def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a row per call of the episode, kept calls before dropped ones. A cell is a number, a text, a list of
+    numbers, or empty, so that parquet holds the table as it is."""
+    kept, dropped = record["calls"], record.get("dropped") or []
+    about = {name: record.get(name) for name in EPISODE}
+    about["fault"] = (record.get("fault") or {}).get("message")
+    for position, call in enumerate([*kept, *dropped]):
+        row = about | {"position": position, "kept": position < len(kept)}
+        for name, value in call.items():
+            row |= _cells(name, value)
+        yield row
+
+
+def _cells(name: str, value: Any) -> dict[str, Any]:
+    if name in BY_NAME:
+        return {f"{name}/{key}": item for key, item in (value or {}).items()}
+    # always JSON, also if it is empty: a column has one type
+    is_json = isinstance(value, list | dict) and name not in TOKENS
+    return {name: to_json(value).decode() if is_json else value}

@@ -171,6 +171,10 @@ class Call:
         return after_thinking(self.text, opened=self.opened_thinking and self.completion is None).strip()
 
 
+TOKENS = ("prompt_ids", "response_ids", "response_mask", "rollout_log_probs")
+"""The fields of a call with one number per token."""
+
+
 class Deferred:
     """A descriptor for an attribute that may be set to a function, which is called when the attribute is first read."""
 
