@@ -10,6 +10,7 @@ from recipe.dag.core.errors import UserError
 from recipe.dag.endpoint.chat import as_ids, continuation_ids, end_of_turn_id, ignored_options, render
 from recipe.dag.endpoint.client import PolicyEndpoint
 from recipe.dag.episode.runner import EpisodeRunner
+from tests.dialogues import byte_tokenizer
 
 # As published chat templates do: blanks are stripped, an answer's end differs by what follows it.
 TEMPLATE = (
@@ -21,17 +22,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def real():
-    """A transformers tokenizer over characters."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    vocabulary = {token: number for number, token in enumerate([*specials, *map(chr, range(10, 127))])}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", additional_special_tokens=specials)
-    made.chat_template = TEMPLATE
-    return made
+    return byte_tokenizer(TEMPLATE)
 
 
 def test_render_gives_plain_ids(real):
