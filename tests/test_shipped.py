@@ -110,7 +110,7 @@ RECIPES = [
 
 @pytest.mark.parametrize("script", RECIPES, ids=relative)
 def test_run_script_names_files_that_exist(script):
-    words = script.read_text().replace('"', " ").replace("{", " ").replace("}", " ").replace(":-", " ").split()
+    words = re.sub(r'["{}=)]|:-', " ", script.read_text()).split()
     named = [
         w.partition(":")[0].rstrip(".,;")
         for w in words

@@ -10,9 +10,8 @@ from recipe.dag.core.errors import UserError
 from recipe.dag.loading.workflow_file import load_workflow
 from recipe.dag.reward.answer import extract_answer
 from recipe.debate.teacher import NODES, WRONG_SOLUTION, Teacher
-from recipe.tiny.build import encode
 from recipe.tiny.careless import MISREADINGS, RIGHT_READING
-from recipe.tiny.tokenizer import build_tokenizer
+from tests.tiny.lengths import check_lengths
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,10 +46,7 @@ def test_everybody_hears_what_was_said_before(lessons):
 
 
 def test_dialogues_fit_the_configured_lengths(lessons):
-    demonstrations = [d for _, lesson in lessons[:600] for d in lesson]
-    tokenizer = build_tokenizer(demonstrations)
-    for ids, in_answer in (encode(tokenizer, d) for d in demonstrations):
-        assert len(ids) - sum(in_answer) <= 120 and sum(in_answer) <= 16  # config/tiny_cpu.yaml, half of it for rounds
+    check_lengths([d for _, lesson in lessons[:600] for d in lesson], 120, 16)
 
 
 def test_another_workflow_is_refused():

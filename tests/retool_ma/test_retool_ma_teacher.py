@@ -20,9 +20,9 @@ from recipe.retool_ma.plan import parse_plan
 from recipe.retool_ma.snippet import extract_code
 from recipe.retool_ma.teacher import Teacher
 from recipe.retool_ma.verdict import parse_verdict
-from recipe.tiny.build import encode
 from recipe.tiny.careless import MISREADINGS, RIGHT_READING
 from recipe.tiny.tokenizer import build_tokenizer
+from tests.tiny.lengths import check_lengths
 
 ROOT = Path(__file__).parents[2]
 ONE_TURN, REVISE = ("workflow_retool_ma.yaml", "workflow_retool_ma_revise.yaml")
@@ -130,11 +130,8 @@ def test_the_roles_read_every_answer(lessons):
 @pytest.mark.parametrize("file", [ONE_TURN, REVISE])
 def test_dialogues_fit_the_configured_lengths(file, request):
     chosen = request.getfixturevalue("lessons" if file == REVISE else "one_turn")
-    demonstrations = [d for _, lesson in chosen for d in lesson]
-    tokenizer = build_tokenizer(demonstrations[:3000])
     data = compose_config("tiny_cpu", ["workflow=w.yaml"], ROOT / "recipe" / "retool_ma" / "config").data
-    for ids, in_answer in (encode(tokenizer, d) for d in demonstrations):
-        assert len(ids) - sum(in_answer) <= data.max_prompt_length and sum(in_answer) <= data.max_response_length
+    check_lengths([d for _, lesson in chosen for d in lesson], data.max_prompt_length, data.max_response_length)
 
 
 def test_the_instructions_of_both_turns_are_single_tokens(lessons):

@@ -21,9 +21,8 @@ from recipe.dag.workflow.verl_keys import replacement
 from recipe.spin.hooks import coin
 from recipe.spin.teacher import Teacher
 from recipe.spin.train import main, translate
-from recipe.tiny.build import encode
 from recipe.tiny.careless import MISREADINGS, right_formula, value_of
-from recipe.tiny.tokenizer import build_tokenizer
+from tests.tiny.lengths import check_lengths
 
 ROOT = Path(__file__).parents[2]
 ONE, TWO = (ROOT / "workflows" / f"workflow_{name}.yaml" for name in ("spin", "spin_agents"))
@@ -130,6 +129,4 @@ def test_the_teacher_misreads_and_its_dialogues_fit_the_configured_lengths():
     for problem, lesson in zip(problems, lessons, strict=True):
         misread = MISREADINGS.get(problem.family, right_formula(problem)).format(*problem.operands)
         assert extract_answer(lesson.answer, strict=True) in {str(problem.answer), str(value_of(misread))}
-    tokenizer = build_tokenizer(lessons)
-    for ids, in_answer in (encode(tokenizer, lesson) for lesson in lessons):
-        assert len(ids) - sum(in_answer) <= 120 and sum(in_answer) <= 16  # config/tiny_cpu.yaml
+    check_lengths(lessons, 120, 16)
