@@ -53,7 +53,8 @@ class JobRequest:
 
 
 class Jobs:
-    """Runs job requests on an engine. max_memory_mb: the largest limit that a request may set."""
+    """Runs job requests on an engine: at most `queue.slots` programs at once, while `queue.depth` more may wait.
+    max_memory_mb: the largest limit that a request may set."""
 
     def __init__(
         self,

@@ -13,37 +13,18 @@ from aiohttp import web
 
 from recipe.sandbox import wire
 from recipe.sandbox.body import MAX_BODY_BYTES, read_json
-from recipe.sandbox.fair_queue import FairQueue
 from recipe.sandbox.guard import client_of, middlewares, note_outcome
-from recipe.sandbox.jail.engine import JailEngine
 from recipe.sandbox.job import Job
 from recipe.sandbox.jobs import JobRequest, Jobs
-from recipe.sandbox.limits import MAX_RUN_S, Limits
+from recipe.sandbox.limits import MAX_RUN_S
 from recipe.sandbox.sandboxfusion.routes import SandboxFusionRoutes
 from recipe.sandbox.session_routes import SessionRoutes
-from recipe.sandbox.sessions import Sessions
 
 
 class Routes:
-    """Runs at most `queue.slots` programs at once; `queue.depth` more may wait."""
-
-    def __init__(
-        self,
-        engine: JailEngine,
-        queue: FairQueue,
-        sessions: Sessions,
-        *,
-        limits: Limits = Limits(),
-        max_memory_mb: int = 8192,
-        token: str = "",
-    ):
-        self._engine = engine
-        self._queue = queue
-        self._sessions = sessions
-        self._jobs = Jobs(engine, queue, sessions, limits, max_memory_mb=max_memory_mb)
-        self._limits = limits
-        self._token = token
-        self._started = time.monotonic()
+    def __init__(self, jobs: Jobs, token: str):
+        """`token`: empty if requests need none."""
+        self._jobs, self._token, self._started = jobs, token, time.monotonic()
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=middlewares(self._token))
@@ -52,7 +33,7 @@ class Routes:
                 web.post("/run_code", self.run_code),
                 web.get("/v1/ping", self.ping),
                 web.get("/v1/status", self.status),
-                *SessionRoutes(self._sessions).routes(),
+                *SessionRoutes(self._jobs.sessions).routes(),
                 *SandboxFusionRoutes(self._jobs).routes(),
             ]
         )
@@ -62,21 +43,21 @@ class Routes:
         return web.json_response("pong")
 
     async def status(self, _request: web.Request) -> web.Response:
-        limits = self._limits
+        jobs, limits = self._jobs, self._jobs.limits
         return web.json_response(
             {
-                **self._engine.status(),
-                "isolation": self._engine.isolation,
-                "queue": self._queue.waiting,
-                "running": self._queue.running,
-                "max_concurrent": self._queue.slots,
-                "max_queue": self._queue.depth,
-                "served": self._jobs.served,
+                **jobs.engine.status(),
+                "isolation": jobs.engine.isolation,
+                "queue": jobs.queue.waiting,
+                "running": jobs.queue.running,
+                "max_concurrent": jobs.queue.slots,
+                "max_queue": jobs.queue.depth,
+                "served": jobs.served,
                 "uptime_s": round(time.monotonic() - self._started, 3),
-                "sessions": {"open": len(self._sessions), "used_bytes": self._sessions.used_bytes},
+                "sessions": {"open": len(jobs.sessions), "used_bytes": jobs.sessions.used_bytes},
                 "limits": {
                     "memory_mb": limits.memory_mb,
-                    "max_memory_mb": self._jobs.max_memory_mb,
+                    "max_memory_mb": jobs.max_memory_mb,
                     "processes": limits.processes,
                     "file_mb": limits.file_mb,
                     "output_bytes": limits.output_bytes,

@@ -24,6 +24,7 @@ from recipe.sandbox import engines, log
 from recipe.sandbox.errors import CannotIsolate, CannotStart
 from recipe.sandbox.fair_queue import FairQueue, default_slots
 from recipe.sandbox.guard import Protocol
+from recipe.sandbox.jobs import Jobs
 from recipe.sandbox.limits import Limits
 from recipe.sandbox.open_files import raise_limit
 from recipe.sandbox.outcome import Unavailable
@@ -114,9 +115,9 @@ async def _serve(
         sessions = Sessions(engine.store, max_sessions=options.max_sessions, max_bytes=options.sessions_mb << 20)
         sessions.start()
         limits = Limits(memory_mb=options.memory_mb)
-        routes = Routes(engine, queue, sessions, limits=limits, max_memory_mb=options.max_memory_mb, token=token)
+        jobs = Jobs(engine, queue, sessions, limits, max_memory_mb=options.max_memory_mb)
         # handler_cancellation: a client that hangs up cancels the handler, which kills the job.
-        runner = web.AppRunner(routes.app(), handler_cancellation=True, shutdown_timeout=options.grace_s)
+        runner = web.AppRunner(Routes(jobs, token).app(), handler_cancellation=True, shutdown_timeout=options.grace_s)
         await runner.setup()
         listener = None
         try:
