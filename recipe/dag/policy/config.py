@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from recipe.dag.algorithms.base import Algorithm
 from recipe.dag.core.errors import UserError
 from recipe.dag.policy.attention import FLASH, PACKAGES, PADDED, VARLEN, missing_attention
-from recipe.dag.policy.critic_config import FP32, apply_critic
+from recipe.dag.policy.critic_config import FP32, apply_critic, check_longest_row
 from recipe.dag.policy.overrides import apply_overrides
 from recipe.dag.settings.absolute import absolute_if_local, make_absolute
 from recipe.dag.settings.defaults import (
@@ -97,12 +97,8 @@ def policy_config(
     if policy.frozen:
         with open_dict(node.rollout):
             node.rollout.max_model_len = served_length(run, workflow, name)
-    elif node.actor.use_dynamic_bsz and node.actor.ppo_max_token_len_per_gpu < node.rollout.max_model_len:
-        raise UserError(
-            f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={node.actor.ppo_max_token_len_per_gpu} is below the "
-            f"longest row, {node.rollout.max_model_len} tokens (data.max_prompt_length + data.max_response_length): "
-            "raise it"
-        )
+    else:
+        check_longest_row("actor_rollout_ref.actor", node.actor, node.rollout.max_model_len)
     learners = [("actor_rollout_ref.model", "actor_rollout_ref.actor.optim")]
     if critic_path is not None:
         assert policy.critic is not None  # only policies that declare a critic have a critic model

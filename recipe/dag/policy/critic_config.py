@@ -54,9 +54,14 @@ def apply_critic(config: DictConfig, run: DictConfig, name: str, critic: Critic,
         with open_dict(node):
             node.fsdp.mixed_precision = FP32
             node.fsdp.use_torch_compile = False
-    longest = config.actor_rollout_ref.rollout.max_model_len
-    if node.use_dynamic_bsz and node.ppo_max_token_len_per_gpu < longest:
+    check_longest_row("critic", node, config.actor_rollout_ref.rollout.max_model_len)
+
+
+def check_longest_row(key: str, node: DictConfig, longest: int) -> None:
+    """Raise UserError if a micro-batch of the actor or the critic has no room for a row of `longest` tokens."""
+    tokens = node.ppo_max_token_len_per_gpu
+    if node.use_dynamic_bsz and tokens < longest:
         raise UserError(
-            f"critic.ppo_max_token_len_per_gpu={node.ppo_max_token_len_per_gpu} is below the longest row, {longest} "
-            "tokens (data.max_prompt_length + data.max_response_length): raise it"
+            f"{key}.ppo_max_token_len_per_gpu={tokens} is below the longest row, {longest} tokens "
+            "(data.max_prompt_length + data.max_response_length): raise it"
         )

@@ -101,7 +101,7 @@ class Trainer(SFTTrainer):
         if journal is not None:
             journal.truncate_after(step if step else -1)
         trackers = Trackers(self.config, step=step) if leads else None
-        report = _Report(step, total, self.steps_per_epoch)
+        report = _Report(total, self.steps_per_epoch)
         if step == 0 and self.val_dataset is not None:
             self._log(journal, trackers, 0, {"val/loss": self._validate()}, report)
         saved = None
@@ -212,9 +212,8 @@ class Trainer(SFTTrainer):
 class _Report:
     """Lines on the console: the first step, the last one, validations, and others a few seconds apart."""
 
-    def __init__(self, start: int, total: int, steps_per_epoch: int):
-        self._start, self._total, self._steps_per_epoch = start, total, steps_per_epoch
-        self._last = 0.0
+    def __init__(self, total: int, steps_per_epoch: int):
+        self._total, self._steps_per_epoch, self._last = total, steps_per_epoch, 0.0
 
     def show(self, step: int, metrics: dict[str, float]) -> None:
         now = time.monotonic()
