@@ -7,6 +7,7 @@ of each policy had to save, to the last byte.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -149,3 +150,17 @@ def _files(folder: Path, suffixes: tuple[str, ...] = ("",)) -> list[Path]:
         return [folder / name for name in os.listdir(folder) if name.endswith(suffixes)]
     except OSError:
         return []
+
+
+def link_files(source: Path, target: Path, *left_out: str) -> None:
+    """Make `target` a copy of a folder, with hard links where the file system has them, without the files whose names
+    match the patterns `left_out`."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target, copy_function=_link, ignore=shutil.ignore_patterns(*left_out))
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from recipe.dag.core.errors import UserError
 from recipe.dag.policy.canary import Canary, number_format
 from recipe.dag.policy.placement import Pool
 from recipe.dag.policy.policy import PolicyRuntime
-from recipe.dag.policy.shards import SNAPSHOT, Saved
+from recipe.dag.policy.shards import SNAPSHOT, Saved, link_files
 
 ABOUT = "snapshot.json"
 """The version of a folder's weights, and the canary: its prompt, and the source's log-probs by these weights."""
@@ -95,20 +94,6 @@ class SnapshotPolicy(PolicyRuntime):
             self.canary = self.canary or Canary(self.name, about["prompt"], self.replicas, kind)
             self.expected = about["log_probs"]
             await self.canary.check(self.expected, self.version)
-
-
-def link_files(source: Path, target: Path, *left_out: str) -> None:
-    """Make `target` a copy of a folder, with hard links where the file system has them, without the files whose names
-    match the patterns `left_out`."""
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(source, target, copy_function=_link, ignore=shutil.ignore_patterns(*left_out))
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def _about(folder: Path) -> dict[str, Any]:

@@ -21,8 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.policy.safe_load import weights_only
-from recipe.dag.policy.shards import Saved, adapters_saved, check_complete, check_written
-from recipe.dag.policy.snapshot import link_files
+from recipe.dag.policy.shards import Saved, adapters_saved, check_complete, check_written, link_files
 from recipe.dag.settings.learned_config import learned_values
 from recipe.dag.train import checkpoint
 from recipe.dag.train.digest import model_digest
