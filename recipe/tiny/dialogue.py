@@ -244,7 +244,11 @@ class Dialogue:
         call.stop_reason = "stop"
         run = partial(self._run_tool, node, script, episode)
         context = context_of(
-            *(self._graph, node, seen, episode.calls, self._private),
+            self._graph,
+            node,
+            seen,
+            episode.calls,
+            self._private,
             sample=episode.sample,
             uid="",
             episode=0,

@@ -52,13 +52,13 @@ def check(device: str, dtype: torch.dtype) -> None:
         h[~own.repeat(1, len(ends))] = torch.nan  # of no importance, whatever they are
         for adapter_kernel.MULTIPROCESSORS in (1, 132):  # wide tiles, and narrow ones
             for buffer in (around.clone(), around[:, :out].clone()):
-                given = buffer[:tokens, :out]
-                found = adapter_kernel.add_product(h, b, given, owner, owners, ends)
-                torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=torch.finfo(dtype).eps)
-                assert torch.equal(found[of_base], around[:tokens, :out][of_base])
-                assert found.is_contiguous() and (found is given) == given.is_contiguous()
+                output = buffer[:tokens, :out]
+                total = adapter_kernel.add_product(h, b, output, owner, owners, ends)
+                torch.testing.assert_close(total.double(), expected, atol=1e-3, rtol=torch.finfo(dtype).eps)
+                assert torch.equal(total[of_base], around[:tokens, :out][of_base])
+                assert total.is_contiguous() and (total is output) == output.is_contiguous()
                 changed = buffer != around[:, : buffer.shape[1]]
-                if found is given:
+                if total is output:
                     changed[:tokens, :out] = False
                 assert not changed.any()
 

@@ -46,7 +46,7 @@ def sglang(monkeypatch):
             shape = (sum(output_partition_sizes), input_size_per_partition)
             layer.weight = nn.Parameter(torch.randn(shape, dtype=params_dtype), requires_grad=False)
 
-    given = {
+    members_of = {
         "layers.quantization.unquant": {"UnquantizedLinearMethod": UnquantizedLinearMethod},
         "lora.backend.lora_registry": {"register_lora_backend": lambda name: partial(registry.__setitem__, name)},
         "lora.backend.base_backend": {"BaseLoRABackend": Backend},
@@ -59,7 +59,7 @@ def sglang(monkeypatch):
     }
     for name in ("sglang", "sglang.srt"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    for name, members in {**{name: {} for name in modules}, **given}.items():
+    for name, members in {**{name: {} for name in modules}, **members_of}.items():
         module = ModuleType(f"sglang.srt.{name}")
         vars(module).update(members)
         monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -22,8 +22,8 @@ from recipe.dag.core.counted import counted
 from recipe.dag.core.errors import UserError
 from recipe.dag.core.paths import ROOT
 from recipe.dag.core.printable import printable
+from recipe.dag.core.versions import package_version
 from recipe.dag.policy.attention import missing_attention
-from recipe.dag.report.run_record import package_version
 from recipe.dag.settings.defaults import liger_is_installed
 
 GIB = 2**30

@@ -199,7 +199,7 @@ def joint_values(
     episode_P, turn_P = batch.points()
     values_ET = torch.zeros(batch.rewards.shape)
     utilities_ETA = torch.zeros(*values_ET.shape, batch.message.shape[1])
-    for points in torch.arange(len(episode_P)).split(1024):
+    for points in torch.arange(len(episode_P)).split(1024):  # bounds the memory
         index = episode_P[points], turn_P[points]
         inputs = model.mixer_inputs(texts, *index)
         mixed_P = model.mixer(inputs.utilities, inputs.state, inputs.made, inputs.state_index)

@@ -284,7 +284,11 @@ class Rollout:
         call_tool: Callable[..., Awaitable[ToolResult]],
     ) -> Context:
         return context_of(
-            *(self._graph, node, seen, self._episode.calls, self._private),
+            self._graph,
+            node,
+            seen,
+            self._episode.calls,
+            self._private,
             sample=self._episode.sample,
             uid=self._episode.uid,
             episode=self._episode.trunk,

@@ -57,21 +57,21 @@ def _add_product(
     within = outputs < end
     token = tl.program_id(1) * height + tl.arange(0, height)
     real = token < tokens
-    far = token.to(tl.int64)  # times a stride, it may exceed 32 bits
+    row = token.to(tl.int64)  # times a stride, it may exceed 32 bits
     inside = real[:, None] & within[None, :]
     # all reads precede the first use of one, which waits
-    base = tl.load(source + far[:, None] * source_stride + outputs[None, :], mask=inside, other=0.0)
+    base = tl.load(source + row[:, None] * source_stride + outputs[None, :], mask=inside, other=0.0)
     total = tl.zeros((height, width), tl.float32)
     for begin in tl.static_range(0, columns, depth):
         column = begin + tl.arange(0, depth)
         exists = column < columns
-        x = h + far[:, None] * h_stride + part * columns + column[None, :]
+        x = h + row[:, None] * h_stride + part * columns + column[None, :]
         x = tl.load(x, mask=real[:, None] & exists[None, :], other=0.0)
         y = tl.load(b + column[:, None] * out + outputs[None, :], mask=exists[:, None] & within[None, :], other=0.0)
         token_owner = tl.load(owner + token, mask=real, other=-2)
         column_owner = tl.load(owners + column, mask=exists, other=-1)
         total = tl.dot(tl.where(token_owner[:, None] == column_owner[None, :], x, 0.0), y, total)
-    tl.store(target + far[:, None] * target_stride + outputs[None, :], base.to(tl.float32) + total, mask=inside)
+    tl.store(target + row[:, None] * target_stride + outputs[None, :], base.to(tl.float32) + total, mask=inside)
 
 
 def add_product(

@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module, metadata
 from importlib.util import find_spec
 
+from recipe.dag.core.versions import package_version
+
 VARLEN = "varlen"
 """This package's attention over packed rows: `recipe.dag.policy.varlen`."""
 FLASH = "flash_attention_2"
@@ -31,9 +33,7 @@ def missing_attention(implementation: str) -> str | None:
     if implementation not in PACKAGES:
         return None
     distribution, module, functions = PACKAGES[implementation]
-    try:
-        metadata.version(distribution)
-    except metadata.PackageNotFoundError:
+    if package_version(distribution) is None:
         return f"{distribution} is not installed"
     try:
         kernels = import_module(module)

@@ -7,8 +7,8 @@ SGLang 0.5.12's own kernels loop over a layer's inputs within one block of threa
 Dense products compute as many columns as the ranks of all adapters have together where those of one were enough, but
 these are few beside the layer's own. cuBLAS multiplies by A, and one kernel (`adapter_kernel`) by B, without the other
 adapters' columns. A layer's own matrix has A as more rows, with which CUDA graphs, those of decoding, multiply at once:
-such a batch waits for memory to be read, so that the rows cost nothing. Prompts take two products, since the sum needs
-memory of its own beside a product of both.
+such a batch waits for memory to be read, so that the rows cost nothing. Prompts take two products: the output of one
+would have to be copied without A's columns, which takes memory.
 
 SGLang's pool pads each adapter to the largest rank. The products read copies without that padding, whose shapes and
 addresses CUDA graphs hold. A batch that needs more columns than there are, as with two versions of each adapter, is

@@ -42,13 +42,13 @@ def actor_loss(
     gradient is the policy gradient. The metrics then hold, as sums, what a separate pass over the old weights would
     have reported (`recipe.dag.train.metrics.on_policy_metrics`).
     """
-    read, mask = model_output, data["response_mask"]
+    outputs, mask = model_output, data["response_mask"]
     if fresh := "old_log_probs" not in data:
         data["old_log_probs"] = responses_of(model_output["log_probs"].detach(), mask)
         # only the metric needs it; verl's loss would keep its graph for a term of weight 0
         if not config.entropy_coeff:
-            read = {name: value for name, value in model_output.items() if name != "entropy"}
-    loss, metrics = ppo_loss(config, read, data, dp_group)
+            outputs = {name: value for name, value in model_output.items() if name != "entropy"}
+    loss, metrics = ppo_loss(config, outputs, data, dp_group)
     if fresh:  # last: they wait for the GPU, which by then has the loss to compute
         metrics |= _sums(data["old_log_probs"], data["rollout_log_probs"], model_output["entropy"], mask)
     return loss, metrics

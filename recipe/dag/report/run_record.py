@@ -19,13 +19,13 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
 from recipe.dag.core.errors import writing
+from recipe.dag.core.versions import package_version
 from recipe.dag.report.jsonfile import replace_file, to_json
 from recipe.dag.report.secrets import command_without_secrets, text_without_secrets, without_secrets
 from recipe.dag.workflow.schema import Workflow
@@ -125,14 +125,6 @@ def surroundings() -> dict[str, Any]:
         "machine": platform.platform(),
         "checkout": _checkout(),
     }
-
-
-def package_version(package: str) -> str | None:
-    """Return the version of an installed package; None if it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _checkout() -> dict[str, Any] | None:

@@ -73,8 +73,8 @@ def last_call(episode: Episode, kind: Literal["agent", "node"], name: str, funct
     there is none."""
     calls = {getattr(call, kind): call for call in episode.calls}
     if name not in calls:
-        made = ", ".join(calls) or "none"
-        raise UserError(f"{function}: {kind} '{name}' made no call; {kind}s that did: {made}; set args.{option}")
+        callers = ", ".join(calls) or "none"
+        raise UserError(f"{function}: {kind} '{name}' made no call; {kind}s that did: {callers}; set args.{option}")
     return calls[name]
 
 

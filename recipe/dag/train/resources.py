@@ -31,7 +31,6 @@ from recipe.dag.episode.token_model import TokenModel, check_options
 from recipe.dag.episode.toolset import Toolset
 from recipe.dag.report.api_usage import Totals
 from recipe.dag.report.phases import announce
-from recipe.dag.settings.absolute import absolute_if_local
 from recipe.dag.tools.builtin import BUILTIN
 from recipe.dag.tools.sandbox import Sandbox
 from recipe.dag.train.alternation import all_bindings
@@ -125,8 +124,7 @@ class Resources:
         endpoints = {}
         for name, path in models.policies.items():
             model = workflow.policies[name].model
-            source = absolute_if_local(model.tokenizer_path) or path  # as `policy_config` has it
-            tokenizer = shared_tokenizer(source, trust_remote_code=model.trust_remote_code)
+            tokenizer = shared_tokenizer(model.tokenizer_path or path, trust_remote_code=model.trust_remote_code)
             endpoints[name] = PolicyEndpoint(cast(GenerationClient, None), tokenizer, max_model_len=0)
         for bound in all_bindings(workflow):
             for node in bound.rollout_nodes:
