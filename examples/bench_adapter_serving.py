@@ -13,6 +13,7 @@ executor and verifier in a run of Qwen2.5-3B; all episodes start together. Texts
 An arm can have changes, joined to it with `+`:
 
 - eager: no CUDA graphs for prompts, which SGLang lacks with adapters
+- graphs: SGLang's other CUDA graphs for prompts, which are without torch.compile, so that adapters can have them
 - delay: prompts wait for others, as on a run's servers
 - mixed: prompts share their batch with the requests that decode
 
@@ -59,6 +60,7 @@ ARMS: dict[str, tuple[tuple[str | None, ...], dict[str, Any]]] = {
 """Name -> (adapters of the three calls in turn, the server's options)."""
 CHANGES: dict[str, dict[str, Any]] = {
     "eager": {"disable_piecewise_cuda_graph": True},
+    "graphs": {"enable_breakable_cuda_graph": True, "enforce_piecewise_cuda_graph": True},
     "delay": DELAY,
     "mixed": {"enable_mixed_chunk": True},
 }

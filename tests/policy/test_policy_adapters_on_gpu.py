@@ -26,11 +26,12 @@ CONTEXT = 512
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available() or find_spec("sglang") is None, reason="needs a GPU and SGLang")
-def test_two_adapters_on_sglangs_server(tmp_path):
+@pytest.mark.parametrize("prompts", ["eager", "graphs"])
+def test_two_adapters_on_sglangs_server(prompts, tmp_path):
     # which the other tests set to cpu
     env = {key: value for key, value in os.environ.items() if key != "VERL_PLATFORM"}
     done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)], env=env, capture_output=True, text=True, timeout=900
+        [sys.executable, __file__, str(tmp_path), prompts], env=env, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
@@ -71,7 +72,7 @@ class Stock:
 class Server(AdapterServing, Stock): ...
 
 
-def serve(folder: Path) -> dict[str, Any]:
+def serve(folder: Path, prompts: str) -> dict[str, Any]:
     from sglang.srt.entrypoints.engine import Engine
     from transformers import AutoModelForCausalLM, Qwen2Config
 
@@ -129,6 +130,9 @@ def serve(folder: Path) -> dict[str, Any]:
         attention_backend="triton",  # which needs no other kernels
         sampling_backend="pytorch",
         log_level="error",
+        enable_breakable_cuda_graph=prompts == "graphs",
+        enforce_piecewise_cuda_graph=prompts == "graphs",
+        piecewise_cuda_graph_max_tokens=256,
         **_server_arguments(shapes),
     )
     server = Server(engine)
@@ -201,4 +205,4 @@ def serve(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(serve(Path(sys.argv[1]))))
+    print(json.dumps(serve(Path(sys.argv[1]), sys.argv[2])))

@@ -73,6 +73,19 @@ def test_a_graph_reads_the_adapters_of_each_batch_at_one_address(pool):
         pool.load(f"a@{version + 1}", 2 if version % 2 else 0, 4 - version % 2, 1.0 + version)
 
 
+def test_a_graph_of_prompts_reads_the_adapters_of_each_batch_at_one_address(pool):
+    products = products_of(pool, columns=9)
+    check(pool, products, ["a@1"], in_graph=True)  # as before they are captured
+    products.capture_prompts(6)
+    read = products.owner.data_ptr()
+    assert products.owner.tolist() == [-2] * 6 and not products.in_graph
+    for requests, lengths in ((["c@1", "a@1"], [4, 1]), (["b@1"], [2]), ([None], [1])):
+        check(pool, products, requests, lengths, in_graph=False, padding=1)
+        assert products.owner.data_ptr() == read and products.one_by_one is None
+    check(pool, products, ["b@1"], [7], in_graph=False)
+    assert products.one_by_one is not None, "no graph has as many tokens"
+
+
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_a_batch_that_needs_more_columns_is_computed_one_adapter_after_the_other(pool, in_graph):
     pool.load("d@1", 2, 4, 3.0)

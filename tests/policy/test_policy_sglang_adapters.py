@@ -39,6 +39,14 @@ def sglang(monkeypatch):
         def can_run(self, forward_batch):
             return True
 
+    class BreakableCudaGraphRunner(CudaGraphRunner):
+        max_num_tokens = 4
+        can_run = CudaGraphRunner.can_run
+
+        def _warmup(self):
+            self.read = getattr(self.model_runner.lora_manager.lora_backend, "products", None)
+            self.read = self.read and self.read.owner.tolist()
+
     class UnquantizedLinearMethod(Linear):
         def __init__(self): ...
 
@@ -55,6 +63,7 @@ def sglang(monkeypatch):
             "LoRAType": SimpleNamespace(LORA_A="A", LORA_B="B"),
             "get_target_module_name": lambda name, targets: next(each for each in targets if each in name),
         },
+        "model_executor.breakable_cuda_graph_runner": {"BreakableCudaGraphRunner": BreakableCudaGraphRunner},
         "model_executor.cuda_graph_runner": {"CudaGraphRunner": CudaGraphRunner},
     }
     for name in ("sglang", "sglang.srt"):
@@ -64,7 +73,11 @@ def sglang(monkeypatch):
         vars(module).update(members)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return SimpleNamespace(
-        registry=registry, manager=LoRAManager, runner=CudaGraphRunner, method=UnquantizedLinearMethod
+        registry=registry,
+        manager=LoRAManager,
+        runner=CudaGraphRunner,
+        prompts=BreakableCudaGraphRunner,
+        method=UnquantizedLinearMethod,
     )
 
 
@@ -92,6 +105,9 @@ def test_sglangs_pool_and_layers_reach_the_products(sglang, columns, ranks_, rep
     manager = sglang.manager(pool, backend, SimpleNamespace(output_offset_cpu=ends, base_layer=base))
     manager.update_lora_info()
     backend.init_cuda_graph_batch_info(max_bs_in_cuda_graph=8, num_tokens_per_bs=1)
+    prompts = sglang.prompts(manager)
+    prompts._warmup()
+    assert prompts.read == [-2] * 4, "what the base's tokens have"
     ranks, scalings = [8, 2, 0, 8], [1.0, 2.0, 0.0, 1.0]
     places = {None: 2, "a@1": 0, "b@1": 1, "c@1": 3}
     for requests, lengths, fits in (
@@ -110,7 +126,7 @@ def test_sglangs_pool_and_layers_reach_the_products(sglang, columns, ranks_, rep
         rest = {"output_offset": None, "output_offset_cpu": ends, "max_qkv_out_dim": 5}
         output = backend.run_qkv_lora(x, pool.a, pool.b, **rest, base_output=output)
         torch.testing.assert_close(output, nn.functional.linear(x, base.weight, base.bias) + pool.expected(x, owners))
-        assert sglang.runner(manager).can_run(batch) == fits
+        assert sglang.runner(manager).can_run(batch) == prompts.can_run(batch) == fits
     of_whole_weights = sglang.runner(None)
     del of_whole_weights.model_runner.lora_manager
     assert of_whole_weights.can_run(SimpleNamespace(lora_ids=[None]))

@@ -7,8 +7,8 @@ SGLang 0.5.12's own kernels loop over a layer's inputs within one block of threa
 Dense products compute as many columns as the ranks of all adapters have together where those of one were enough, but
 these are few beside the layer's own. cuBLAS multiplies by A, and one kernel (`adapter_kernel`) by B, without the other
 adapters' columns. A layer's own matrix has A as more rows, with which CUDA graphs, those of decoding, multiply at once:
-such a batch waits for memory to be read, so that the rows cost nothing. Prompts take two products: the output of one
-would have to be copied without A's columns, which takes memory.
+such a batch waits for memory to be read, so that the rows cost nothing. Prompts take two products, in CUDA graphs, too:
+the output of one would have to be copied without A's columns, which takes memory.
 
 SGLang's pool pads each adapter to the largest rank. The products read copies without that padding, whose shapes and
 addresses CUDA graphs hold. A batch that needs more columns than there are, as with two versions of each adapter, is
@@ -94,13 +94,13 @@ class Products:
         """Address of SGLang's A, and of its B -> the layer."""
         self.owners = torch.full((self.columns.number,), -1, dtype=torch.int32, device=self.device)
         """[columns]: the first column of the same adapter; -1: nobody's."""
-        self.owner = self.captured = self.owners[:0]
+        self.owner = self.captured = self.captured_prompts = self.owners[:0]
         """[tokens]: the first column of the token's adapter; -2: the base's. `captured` is that of CUDA graphs, which
-        read it at one address."""
+        read it at one address, and `captured_prompts` that of graphs of prompts."""
         self.one_by_one: list[tuple[slice | torch.Tensor, Adapter]] | None = None
         """The rows of an adapter's tokens, all of a batch that has no other adapter; None: computed in columns."""
         self.in_graph = False
-        """Whether the batch is computed in columns, by a CUDA graph."""
+        """Whether the batch decodes in columns, by a CUDA graph."""
 
     def add(self, a: torch.Tensor, b: torch.Tensor, ends: Sequence[int], stacked: torch.Tensor | None = None) -> Layer:
         """Add a layer, as `Layer` takes it."""
@@ -111,6 +111,11 @@ class Products:
     def capture(self, tokens: int) -> None:
         """Make room for CUDA graphs of at most so many tokens."""
         self.captured = torch.full((tokens,), -2, dtype=torch.int32, device=self.device)
+
+    def capture_prompts(self, tokens: int) -> None:
+        """Make room for CUDA graphs of prompts of at most so many tokens together, and be prepared for the base's."""
+        self.captured_prompts = torch.full((tokens,), -2, dtype=torch.int32, device=self.device)
+        self.owner, self.one_by_one, self.in_graph = self.captured_prompts, None, False
 
     def prepare(
         self,
@@ -123,7 +128,10 @@ class Products:
         """`requests`: the id of each one's adapter; None: the base. `lengths`: its tokens, by default 1. `adapters`:
         those of the batch."""
         self.in_graph = False
-        if not in_graph and len(set(requests)) == 1:
+        tokens = len(requests) if lengths is None else sum(lengths)
+        captured = self.captured if in_graph else self.captured_prompts
+        is_captured = in_graph or 0 < tokens <= len(captured)
+        if not is_captured and len(set(requests)) == 1:
             self.one_by_one = [(slice(None), adapter) for adapter in adapters.values()]
             return
         new = self.columns.take({name: adapter.rank for name, adapter in adapters.items()})
@@ -144,10 +152,10 @@ class Products:
             owner = owner.repeat_interleave(torch.tensor(lengths, dtype=torch.long))
         if self.device.type == "cuda":
             owner = owner.pin_memory()
-        if in_graph:
-            self.in_graph = True
-            self.owner = self.captured
-            self.owner[: len(owner)].copy_(owner, non_blocking=True)
+        self.in_graph = in_graph
+        if is_captured:
+            self.owner = captured
+            self.owner[:tokens].copy_(owner, non_blocking=True)
         else:
             self.owner = owner.to(self.device, non_blocking=True)
 

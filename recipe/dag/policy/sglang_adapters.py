@@ -48,26 +48,49 @@ def register(columns: int | None = None) -> None:
     all of SGLang's pool, not in the layers' own matrices."""
     from sglang.srt.lora.backend.lora_registry import register_lora_backend
     from sglang.srt.lora.lora_manager import LoRAManager
+    from sglang.srt.model_executor.breakable_cuda_graph_runner import BreakableCudaGraphRunner
     from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner
 
     backend = _backend()
     register_lora_backend(NAME)(lambda: backend)
-    update, can_run = LoRAManager.update_lora_info, CudaGraphRunner.can_run
+    update = LoRAManager.update_lora_info
 
     def update_and_copy(self: Any) -> None:
         update(self)
         if isinstance(self.lora_backend, backend):
             self.lora_backend.products = _products(columns, self)
 
-    def can_run_in_columns(self: Any, forward_batch: Any) -> bool:
-        own: Any = getattr(getattr(self.model_runner, "lora_manager", None), "lora_backend", None)
-        if isinstance(own, backend) and own.products.one_by_one is not None:
-            return False
-        return can_run(self, forward_batch)
+    def products_of(runner: Any) -> Products | None:
+        own: Any = getattr(getattr(runner.model_runner, "lora_manager", None), "lora_backend", None)
+        return own.products if isinstance(own, backend) else None
 
-    LoRAManager.update_lora_info, CudaGraphRunner.can_run = update_and_copy, can_run_in_columns
+    LoRAManager.update_lora_info = update_and_copy
+    for runner in (CudaGraphRunner, BreakableCudaGraphRunner):
+        runner.can_run = _in_columns(runner.can_run, products_of)
+    BreakableCudaGraphRunner._warmup = _with_owners(BreakableCudaGraphRunner._warmup, products_of)
     if columns:
         _leave_room(padded(columns))
+
+
+def _in_columns(can_run: Any, products_of: Any) -> Any:
+    """Return SGLang's `can_run` of CUDA graphs, without the batches that are computed one adapter after the other."""
+
+    def can_run_in_columns(self: Any, forward_batch: Any) -> bool:
+        products = products_of(self)
+        return (products is None or products.one_by_one is None) and can_run(self, forward_batch)
+
+    return can_run_in_columns
+
+
+def _with_owners(warm_up: Any, products_of: Any) -> Any:
+    """Return what SGLang does before it captures prompts, for which it prepares no adapters."""
+
+    def prepare_and_warm_up(self: Any) -> None:
+        if (products := products_of(self)) is not None:
+            products.capture_prompts(self.max_num_tokens)
+        warm_up(self)
+
+    return prepare_and_warm_up
 
 
 def _leave_room(columns: int) -> None:
