@@ -13,7 +13,7 @@ executor and verifier in a run of Qwen2.5-3B; all episodes start together. Texts
 An arm can have changes, joined to it with `+`:
 
 - eager: no CUDA graphs for prompts, which SGLang lacks with adapters
-- graphs: SGLang's other CUDA graphs for prompts, which are without torch.compile, so that adapters can have them
+- graphs: SGLang's breakable CUDA graphs for prompts, which need no torch.compile and so can have adapters
 - delay: prompts wait for others, as on a run's servers
 - mixed: prompts share their batch with the requests that decode
 

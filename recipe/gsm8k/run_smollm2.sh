@@ -13,7 +13,7 @@ find_algorithm
 recipe=gsm8k . recipe/dag/scripts/small_gpu.sh
 out=outputs/$(with_seed gsm8k_smollm2 "$seed")${ALGORITHM:+_$ALGORITHM}
 export MODEL_PATH=$out/sft/solver/huggingface CHECKER_MODEL_PATH=$out/sft/checker/huggingface
-# an answer that is cut off costs what a right one earns: without this, Gemma unlearned within four steps to end its answers
+# a truncated answer costs what a right one earns: without this penalty, Gemma unlearned within four steps to end its answers
 run=(--config-path recipe/gsm8k/config --config-name small workflow=workflows/workflow_gsm8k.yaml seed="$seed"
   ${algorithm[@]+"${algorithm[@]}"} "workflow.algorithm.overlong.penalty={buffer: 8, weight: 1.0}")
 "$python" -m recipe.dag.main --check "${run[@]}" "$@"   # before models and data are made

@@ -44,8 +44,8 @@ def sglang(monkeypatch):
         can_run = CudaGraphRunner.can_run
 
         def _warmup(self):
-            self.read = getattr(self.model_runner.lora_manager.lora_backend, "products", None)
-            self.read = self.read and self.read.owner.tolist()
+            manager = getattr(self.model_runner, "lora_manager", None)
+            self.read = manager and manager.lora_backend.products.owner.tolist()
 
     class UnquantizedLinearMethod(Linear):
         def __init__(self): ...
@@ -127,9 +127,12 @@ def test_sglangs_pool_and_layers_reach_the_products(sglang, columns, ranks_, rep
         output = backend.run_qkv_lora(x, pool.a, pool.b, **rest, base_output=output)
         torch.testing.assert_close(output, nn.functional.linear(x, base.weight, base.bias) + pool.expected(x, owners))
         assert sglang.runner(manager).can_run(batch) == prompts.can_run(batch) == fits
-    of_whole_weights = sglang.runner(None)
-    del of_whole_weights.model_runner.lora_manager
-    assert of_whole_weights.can_run(SimpleNamespace(lora_ids=[None]))
+    for runner in (sglang.runner, sglang.prompts):
+        of_whole_weights = runner(None)
+        del of_whole_weights.model_runner.lora_manager
+        assert of_whole_weights.can_run(SimpleNamespace(lora_ids=[None]))
+    of_whole_weights._warmup()
+    assert of_whole_weights.read is None
 
 
 def test_experts_are_refused(sglang):

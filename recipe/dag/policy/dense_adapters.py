@@ -6,9 +6,9 @@ gets none.
 SGLang 0.5.12's own kernels loop over a layer's inputs within one block of threads, for each segment of a few tokens.
 Dense products compute as many columns as the ranks of all adapters have together where those of one were enough, but
 these are few beside the layer's own. cuBLAS multiplies by A, and one kernel (`adapter_kernel`) by B, without the other
-adapters' columns. A layer's own matrix has A as more rows, with which CUDA graphs, those of decoding, multiply at once:
-such a batch waits for memory to be read, so that the rows cost nothing. Prompts take two products, in CUDA graphs, too:
-the output of one would have to be copied without A's columns, which takes memory.
+adapters' columns. A layer's own matrix has A as more rows, with which the CUDA graphs of decoding multiply at once:
+such a batch waits for memory to be read, so that the rows cost nothing. Prompts take two products, with or without a
+CUDA graph: the output of one would have to be copied without A's columns, which takes memory.
 
 SGLang's pool pads each adapter to the largest rank. The products read copies without that padding, whose shapes and
 addresses CUDA graphs hold. A batch that needs more columns than there are, as with two versions of each adapter, is
@@ -95,12 +95,12 @@ class Products:
         self.owners = torch.full((self.columns.number,), -1, dtype=torch.int32, device=self.device)
         """[columns]: the first column of the same adapter; -1: nobody's."""
         self.owner = self.captured = self.captured_prompts = self.owners[:0]
-        """[tokens]: the first column of the token's adapter; -2: the base's. `captured` is that of CUDA graphs, which
-        read it at one address, and `captured_prompts` that of graphs of prompts."""
+        """[tokens]: the first column of the token's adapter; -2: the base's. CUDA graphs read it at one address: those
+        of decoding at `captured`, those of prompts at `captured_prompts`."""
         self.one_by_one: list[tuple[slice | torch.Tensor, Adapter]] | None = None
         """The rows of an adapter's tokens, all of a batch that has no other adapter; None: computed in columns."""
         self.in_graph = False
-        """Whether the batch decodes in columns, by a CUDA graph."""
+        """Whether the batch is computed in columns, by a CUDA graph of decoding."""
 
     def add(self, a: torch.Tensor, b: torch.Tensor, ends: Sequence[int], stacked: torch.Tensor | None = None) -> Layer:
         """Add a layer, as `Layer` takes it."""
@@ -109,13 +109,13 @@ class Products:
         return layer
 
     def capture(self, tokens: int) -> None:
-        """Make room for CUDA graphs of at most so many tokens."""
+        """Make room for CUDA graphs of decoding, of at most so many tokens."""
         self.captured = torch.full((tokens,), -2, dtype=torch.int32, device=self.device)
 
     def capture_prompts(self, tokens: int) -> None:
-        """Make room for CUDA graphs of prompts of at most so many tokens together, and be prepared for the base's."""
-        self.captured_prompts = torch.full((tokens,), -2, dtype=torch.int32, device=self.device)
-        self.owner, self.one_by_one, self.in_graph = self.captured_prompts, None, False
+        """Make room for CUDA graphs of prompts, of at most so many tokens, and prepare a batch of the base."""
+        self.captured_prompts = torch.empty(tokens, dtype=torch.int32, device=self.device)
+        self.prepare([None], [tokens], {}, in_graph=False)
 
     def prepare(
         self,
@@ -126,11 +126,11 @@ class Products:
         in_graph: bool,
     ) -> None:
         """`requests`: the id of each one's adapter; None: the base. `lengths`: its tokens, by default 1. `adapters`:
-        those of the batch."""
+        those of the batch. `in_graph`: whether a CUDA graph of decoding computes the batch."""
         self.in_graph = False
         tokens = len(requests) if lengths is None else sum(lengths)
         captured = self.captured if in_graph else self.captured_prompts
-        is_captured = in_graph or 0 < tokens <= len(captured)
+        is_captured = in_graph or tokens <= len(captured)
         if not is_captured and len(set(requests)) == 1:
             self.one_by_one = [(slice(None), adapter) for adapter in adapters.values()]
             return

@@ -53,44 +53,40 @@ def register(columns: int | None = None) -> None:
 
     backend = _backend()
     register_lora_backend(NAME)(lambda: backend)
-    update = LoRAManager.update_lora_info
+    update, warm_up = LoRAManager.update_lora_info, BreakableCudaGraphRunner._warmup
 
     def update_and_copy(self: Any) -> None:
         update(self)
         if isinstance(self.lora_backend, backend):
             self.lora_backend.products = _products(columns, self)
 
-    def products_of(runner: Any) -> Products | None:
-        own: Any = getattr(getattr(runner.model_runner, "lora_manager", None), "lora_backend", None)
-        return own.products if isinstance(own, backend) else None
+    def prepare_and_warm_up(self: Any) -> None:  # SGLang captures prompts next, and prepares no adapters for that
+        if (products := _products_of(self)) is not None:
+            products.capture_prompts(self.max_num_tokens)
+        warm_up(self)
 
     LoRAManager.update_lora_info = update_and_copy
+    BreakableCudaGraphRunner._warmup = prepare_and_warm_up
     for runner in (CudaGraphRunner, BreakableCudaGraphRunner):
-        runner.can_run = _in_columns(runner.can_run, products_of)
-    BreakableCudaGraphRunner._warmup = _with_owners(BreakableCudaGraphRunner._warmup, products_of)
+        runner.can_run = _in_columns(runner.can_run)
     if columns:
         _leave_room(padded(columns))
 
 
-def _in_columns(can_run: Any, products_of: Any) -> Any:
+def _products_of(runner: Any) -> Products | None:
+    """Return those of a server whose CUDA graphs `runner` has; None without adapters or with another back end."""
+    backend = getattr(getattr(runner.model_runner, "lora_manager", None), "lora_backend", None)
+    return getattr(backend, "products", None)
+
+
+def _in_columns(can_run: Any) -> Any:
     """Return SGLang's `can_run` of CUDA graphs, without the batches that are computed one adapter after the other."""
 
     def can_run_in_columns(self: Any, forward_batch: Any) -> bool:
-        products = products_of(self)
+        products = _products_of(self)
         return (products is None or products.one_by_one is None) and can_run(self, forward_batch)
 
     return can_run_in_columns
-
-
-def _with_owners(warm_up: Any, products_of: Any) -> Any:
-    """Return what SGLang does before it captures prompts, for which it prepares no adapters."""
-
-    def prepare_and_warm_up(self: Any) -> None:
-        if (products := products_of(self)) is not None:
-            products.capture_prompts(self.max_num_tokens)
-        warm_up(self)
-
-    return prepare_and_warm_up
 
 
 def _leave_room(columns: int) -> None:
