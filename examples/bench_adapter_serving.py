@@ -7,13 +7,13 @@ executor and verifier in a run of Qwen2.5-3B; all episodes start together. Texts
 
 - whole: no adapters
 - one: one adapter for all calls
-- dense: an adapter per agent, with this project's products, as a run's servers
+- dense: an adapter per agent, with this project's products
 - csgmv, csgmv64, csgmv128, triton: the same with SGLang's back end of this name (and size of its chunks)
 
 An arm can have changes, joined to it with `+`:
 
-- eager: no CUDA graphs for prompts, which SGLang lacks with adapters
-- graphs: SGLang's breakable CUDA graphs for prompts, which need no torch.compile and so can have adapters
+- eager: no CUDA graphs for prompts, which SGLang lacks by default with adapters
+- graphs: SGLang's breakable CUDA graphs for prompts, which can have adapters, as on a run's servers
 - delay: prompts wait for others, as on a run's servers
 - mixed: prompts share their batch with the requests that decode
 
@@ -69,7 +69,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model")
-    parser.add_argument("--arms", default="whole,whole+eager,dense,dense+delay,csgmv", help=f"from {', '.join(ARMS)}")
+    parser.add_argument("--arms", default="whole+delay,dense+graphs+delay,csgmv+delay", help=f"from {', '.join(ARMS)}")
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("outputs/bench_adapter_serving"))

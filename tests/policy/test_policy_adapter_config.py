@@ -34,8 +34,8 @@ def workflow(tiny_model, tmp_path):
     return load_workflow(tmp_path / "flow.yaml")
 
 
-def configured(workflow, tiny_model, platform: str, shapes=None):
-    run = compose_config("dag", [f"workflow={workflow.path}", "data.train_files=none"])
+def configured(workflow, tiny_model, platform: str, shapes=None, overrides=()):
+    run = compose_config("dag", [f"workflow={workflow.path}", "data.train_files=none", *overrides])
     names = ("base", "a", "b")
     configs = {
         name: policy_config(
@@ -88,6 +88,22 @@ def test_sglang_gets_room_for_all_adapters_and_keeps_its_base(workflow, tiny_mod
     assert len(arguments.lora_target_modules) == 7 and arguments.enable_weights_cpu_backup
     assert node.rollout.load_format == "auto", "with dummy weights, SGLang loads no adapter by its path"
     assert node.actor.fsdp_config.model_dtype == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "graphs"),
+    [
+        ((), True),
+        (("actor_rollout_ref.rollout.enforce_eager=true",), False),
+        (("+actor_rollout_ref.rollout.engine_kwargs.sglang.enable_breakable_cuda_graph=false",), False),
+        (("+actor_rollout_ref.rollout.engine_kwargs.sglang.lora_backend=csgmv",), False),
+    ],
+)
+def test_prompts_with_adapters_have_the_cuda_graphs_that_can_have_them(workflow, tiny_model, overrides, graphs):
+    _, host = configured(workflow, tiny_model, "cuda", dict(zip("ab", SEVEN, strict=True)), overrides)
+    arguments = host.actor_rollout_ref.rollout.engine_kwargs.sglang
+    assert arguments.lora_backend == ("csgmv" if "csgmv" in str(overrides) else "dense")
+    assert arguments.get("enable_breakable_cuda_graph", False) == arguments.enforce_piecewise_cuda_graph == graphs
 
 
 SEVEN = [AdapterShape(8, 16.0, targets) for targets in (("q_proj", "v_proj"), ("o_proj", "down_proj"))]

@@ -78,6 +78,7 @@ def serve(folder: Path, prompts: str) -> dict[str, Any]:
 
     from recipe.dag.platform.adapter_weights import merge, target_layers, write_adapter
     from recipe.dag.policy.adapter_config import _server_arguments
+    from recipe.dag.policy.sglang_adapters import NAME
     from recipe.dag.policy.sglang_scheduler import run_scheduler_process
     from recipe.dag.workflow.adapter_shape import AdapterShape
 
@@ -130,6 +131,7 @@ def serve(folder: Path, prompts: str) -> dict[str, Any]:
         attention_backend="triton",  # which needs no other kernels
         sampling_backend="pytorch",
         log_level="error",
+        lora_backend=NAME,
         enable_breakable_cuda_graph=prompts == "graphs",
         enforce_piecewise_cuda_graph=prompts == "graphs",
         piecewise_cuda_graph_max_tokens=256,

@@ -26,9 +26,10 @@ def sglang(monkeypatch):
             self.device = device
 
     class LoRAManager:
-        def __init__(self, pool, backend, module):
+        def __init__(self, pool, backend, module, name="qkv_proj", block=None):
             self.memory_pool, self.lora_backend, self.device = pool, backend, torch.device("cpu")
-            self.lora_modules = [{"layers.0.qkv_proj": module}]
+            self.base_model = nn.ModuleList([block or nn.Module()])
+            self.lora_modules = [{f"0.{name}": module}]
 
         def update_lora_info(self): ...
 
@@ -133,6 +134,46 @@ def test_sglangs_pool_and_layers_reach_the_products(sglang, columns, ranks_, rep
         assert of_whole_weights.can_run(SimpleNamespace(lora_ids=[None]))
     of_whole_weights._warmup()
     assert of_whole_weights.read is None
+
+
+class LlamaMLP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.act_fn = SiluAndMul()
+
+
+class OtherMLP(LlamaMLP):
+    """Its `forward` may do more with what `act_fn` reads."""
+
+
+class SiluAndMul(nn.Module):
+    def forward(self, x):
+        gate, up = x.chunk(2, -1)
+        return nn.functional.silu(gate) * up
+
+
+@pytest.mark.parametrize("kind", [LlamaMLP, OtherMLP])
+def test_an_activation_reads_its_input_with_the_adapters_part(sglang, kind):
+    sglang_adapters.register(8)
+    backend = sglang.registry["dense"]()(max_loras_per_batch=4, device=torch.device("cpu"), server_args=None)
+    pool = Pool(ends=(0, 4, 8))
+    for place, name in enumerate("abc"):
+        pool.load(name, place, 8 - 4 * (name == "b"), 2.0)
+    base = SimpleNamespace(quant_method=sglang.method())
+    base.quant_method.create_weights(base, IN, output_partition_sizes=[4, 4], params_dtype=torch.float32)
+    mlp = kind()
+    module = SimpleNamespace(output_offset_cpu=torch.tensor(pool.ends), base_layer=base)
+    sglang.manager(pool, backend, module, "gate_up_proj", mlp).update_lora_info()
+    backend.init_cuda_graph_batch_info(max_bs_in_cuda_graph=4, num_tokens_per_bs=1)
+    for requests, in_graph in ((["a", None, "b"], False), (["b", "a"], True), (["c"], False), (["a", "c"], False)):
+        indices = [3 if name is None else "abc".index(name) for name in requests]
+        backend.prepare_lora_batch(batch_of(requests), indices, [8, 4, 8, 0], [2.0] * 4, use_cuda_graph=in_graph)
+        x = torch.randn(len(requests), IN)
+        true = nn.functional.linear(x, base.weight) + pool.expected(x, requests)
+        output = base.quant_method.apply(base, x, None)
+        output = backend.run_gate_up_lora(x, pool.a, pool.b, base_output=output)
+        assert torch.allclose(output, true, atol=1e-3) == (kind is OtherMLP or backend.products.one_by_one is not None)
+        torch.testing.assert_close(mlp.act_fn(output), SiluAndMul()(true), atol=1e-3, rtol=1e-4)
 
 
 def test_experts_are_refused(sglang):

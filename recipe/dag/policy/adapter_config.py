@@ -87,9 +87,13 @@ def host_config(
         if platform != "cpu":
             engine = config.actor_rollout_ref.actor.fsdp_config
             engine.model_dtype = "bf16"  # of the frozen base; adapters are fp32
-            own, arguments = rollout.engine_kwargs.get("sglang") or {}, _server_arguments(shapes)
-            chosen = {key: own[key] for key in ("lora_backend",) if key in own}
-            rollout.engine_kwargs.sglang = {**own, **arguments, **chosen}
+            own = rollout.engine_kwargs.get("sglang") or {}
+            chosen = {"lora_backend": sglang_adapters.NAME, **own}
+            if chosen["lora_backend"] == sglang_adapters.NAME and not rollout.enforce_eager:
+                chosen = {"enable_breakable_cuda_graph": True, **chosen}
+            # else SGLang makes no graphs of prompts with adapters; its other kind of them cannot have any
+            chosen["enforce_piecewise_cuda_graph"] = bool(chosen.get("enable_breakable_cuda_graph"))
+            rollout.engine_kwargs.sglang = {**chosen, **_server_arguments(shapes)}
     return config
 
 
@@ -99,7 +103,6 @@ def _server_arguments(shapes: Mapping[str, AdapterShape]) -> dict[str, object]:
         if shape.targets != (ALL_LINEAR,) and (message := _unserved(set(shape.targets))):
             raise UserError(f"policies.{name}.lora.targets: {message}")
     return {
-        "lora_backend": sglang_adapters.NAME,
         "enable_lora": True,
         "max_lora_rank": max(shape.rank for shape in shapes.values()),
         "lora_target_modules": list(TARGETS),

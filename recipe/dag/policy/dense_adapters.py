@@ -8,7 +8,9 @@ Dense products compute as many columns as the ranks of all adapters have togethe
 these are few beside the layer's own. cuBLAS multiplies by A, and one kernel (`adapter_kernel`) by B, without the other
 adapters' columns. A layer's own matrix has A as more rows, with which the CUDA graphs of decoding multiply at once:
 such a batch waits for memory to be read, so that the rows cost nothing. Prompts take two products, with or without a
-CUDA graph: the output of one would have to be copied without A's columns, which takes memory.
+CUDA graph: the output of one would have to be copied without A's columns, which takes memory. The largest output is
+that of an MLP's first layer, gate and up, of which the activation makes half as much: one kernel adds the adapters'
+part and computes the activation, so that the sum is neither written nor read.
 
 SGLang's pool pads each adapter to the largest rank. The products read copies without that padding, whose shapes and
 addresses CUDA graphs hold. A batch that needs more columns than there are, as with two versions of each adapter, is
@@ -22,6 +24,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import silu
 
 
 class Adapter(NamedTuple):
@@ -52,6 +55,10 @@ class Layer:
         """Times the scaling. An output has the columns of its own part alone."""
         self.h: torch.Tensor | None = None
         """What `sglang_adapters.Stacked` computed [tokens, parts * columns], until `Products.shrink` returns it."""
+        self.is_gated = False
+        """Whether `Products.gate` follows `Products.expand`, which then leaves the work to it."""
+        self.left: torch.Tensor | None = None
+        """The input of `expand` that `gate` is to multiply by B."""
 
     def load(self, adapter: Adapter, columns: torch.Tensor) -> None:
         """Copy an adapter that is in the pool into `columns` [rank]."""
@@ -97,8 +104,8 @@ class Products:
         self.owner = self.captured = self.captured_prompts = self.owners[:0]
         """[tokens]: the first column of the token's adapter; -2: the base's. CUDA graphs read it at one address: those
         of decoding at `captured`, those of prompts at `captured_prompts`."""
-        self.one_by_one: list[tuple[slice | torch.Tensor, Adapter]] | None = None
-        """The rows of an adapter's tokens, all of a batch that has no other adapter; None: computed in columns."""
+        self.one_by_one: list[tuple[torch.Tensor, Adapter]] | None = None
+        """The rows of an adapter's tokens; None: computed in columns."""
         self.in_graph = False
         """Whether the batch is computed in columns, by a CUDA graph of decoding."""
 
@@ -130,10 +137,6 @@ class Products:
         self.in_graph = False
         tokens = len(requests) if lengths is None else sum(lengths)
         captured = self.captured if in_graph else self.captured_prompts
-        is_captured = in_graph or tokens <= len(captured)
-        if not is_captured and len(set(requests)) == 1:
-            self.one_by_one = [(slice(None), adapter) for adapter in adapters.values()]
-            return
         new = self.columns.take({name: adapter.rank for name, adapter in adapters.items()})
         if new is None:
             lengths = [1] * len(requests) if lengths is None else lengths
@@ -153,7 +156,7 @@ class Products:
         if self.device.type == "cuda":
             owner = owner.pin_memory()
         self.in_graph = in_graph
-        if is_captured:
+        if in_graph or tokens <= len(captured):
             self.owner = captured
             self.owner[:tokens].copy_(owner, non_blocking=True)
         else:
@@ -170,27 +173,41 @@ class Products:
             return x @ layer.rows_a.flatten(0, 1).T
         h = x.new_empty(len(x), parts * max((adapter.rank for _, adapter in self.one_by_one), default=1))
         for rows, (place, rank, _) in self.one_by_one:
-            own = x[rows] @ a[place, : parts * rank].T
-            if isinstance(rows, slice):
-                return own
-            h[rows, : parts * rank] = own
+            h[rows, : parts * rank] = x[rows] @ a[place, : parts * rank].T
         return h
 
     def expand(self, h: torch.Tensor, b: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        """Return `output` [tokens, out] with the adapters' part, contiguous; in place, if `output` is."""
+        """Return `output` [tokens, out] with the adapters' part, contiguous; in place, if `output` is. Of a layer with
+        `is_gated`, whose adapters have columns, return `output` itself."""
         layer = self.layers[b.data_ptr()]
         if self.one_by_one is None:
+            if layer.is_gated:
+                layer.left = h
+                return output
             return self._expand_columns(h, layer, output)
         for rows, (place, rank, scaling) in self.one_by_one:
             for number, (start, end) in enumerate(layer.parts):
                 own = h[rows, number * rank : (number + 1) * rank]
-                added = output[rows, start:end].addmm_(own, b[place, start:end, :rank].T, alpha=scaling)
-                if not isinstance(rows, slice):  # not a view
-                    output[rows, start:end] = added
+                output[rows, start:end] = output[rows, start:end].addmm_(
+                    own, b[place, start:end, :rank].T, alpha=scaling
+                )
         return output
 
+    def gate(self, output: torch.Tensor, layer: Layer) -> torch.Tensor | None:
+        """Return silu(g) * u [tokens, out / 2], where g and u are the halves of `output` [tokens, out] with the
+        adapters' part; None if `expand` has added it."""
+        if layer.left is None:
+            return None
+        h, layer.left = layer.left, None
+        if _has_kernel(output):
+            from recipe.dag.policy.adapter_kernel import add_product_and_gate
+
+            return add_product_and_gate(h, layer.rows_b, output, self.owner, self.owners)
+        gate, up = self._expand_columns(h, layer, output).chunk(2, -1)
+        return silu(gate) * up
+
     def _expand_columns(self, h: torch.Tensor, layer: Layer, output: torch.Tensor) -> torch.Tensor:
-        if output.is_cuda and output.itemsize == 2 and len(layer.parts) <= 3:  # fp32 exceeds the kernel's registers
+        if _has_kernel(output) and len(layer.parts) <= 3:
             from recipe.dag.policy.adapter_kernel import add_product
 
             return add_product(h, layer.rows_b, output, self.owner, self.owners, [end for _, end in layer.parts])
@@ -210,3 +227,7 @@ class Products:
         for columns in self.columns.held.values():
             owners[columns] = columns[0]
         self.owners.copy_(owners)
+
+
+def _has_kernel(output: torch.Tensor) -> bool:
+    return output.is_cuda and output.itemsize == 2  # fp32 exceeds the kernels' registers

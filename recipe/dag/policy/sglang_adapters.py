@@ -16,6 +16,9 @@ from torch import nn
 from recipe.dag.policy.dense_adapters import Adapter, Layer, Products
 
 NAME = "dense"
+GATED = ("LlamaMLP", "Qwen2MLP")
+"""SGLang's classes whose `forward` gives the output of `gate_up_proj` to `act_fn`, SwiGLU, and to nothing else: those
+of most dense models, Qwen3's too."""
 
 
 class Stacked:
@@ -36,6 +39,18 @@ class Stacked:
         both = nn.functional.linear(x, self.matrix, None if bias is None else self.bias)
         self.layer.h = both[:, self.out :]
         return both[:, : self.out]
+
+
+class Gated(nn.Module):
+    """SGLang's activation of an MLP, with the adapters' part of what it reads."""
+
+    def __init__(self, activation: nn.Module, products: Products, layer: Layer):
+        super().__init__()
+        self.activation, self.products, self.layer = activation, products, layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = self.products.gate(x, self.layer)
+        return self.activation(x) if result is None else result
 
 
 def padded(columns: int) -> int:
@@ -132,6 +147,10 @@ def _products(columns: int | None, manager: Any) -> Products:
             if stacked is not None and not _is_summed(module.base_layer):
                 bias = getattr(module.base_layer, "bias", None)
                 module.base_layer.quant_method = Stacked(module.base_layer.quant_method, stacked, bias, products, layer)
+            parent, _, last = name.rpartition(".")
+            mlp = manager.base_model.get_submodule(parent)
+            if last == "gate_up_proj" and type(mlp).__name__ in GATED:
+                layer.is_gated, mlp.act_fn = True, Gated(mlp.act_fn, products, layer)
     return products
 
 
