@@ -144,7 +144,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
         # as a run's servers, which have a place for the base
         options = options | {"enable_lora": True, "max_lora_rank": RANK, "max_loras_per_batch": len(names) + 1}
         options |= {"lora_target_modules": list(TARGETS)}
-    scheduler = partial(run_scheduler_process, adapter_ranks=RANK * len(names))
+    scheduler = partial(run_scheduler_process, adapter_columns=RANK * len(names))
     Engine.run_scheduler_process_func = staticmethod(scheduler)
     started = time.monotonic()
     engine = Engine(

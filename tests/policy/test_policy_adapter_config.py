@@ -75,7 +75,7 @@ def test_the_trainer_and_the_servers_of_adapters_are_configured_at_their_base(wo
         0.01,
         0.02,
     )
-    assert node.rollout.custom == {"policy": "base", "keeps_weights": False, "adapter_ranks": 6}
+    assert node.rollout.custom == {"policy": "base", "keeps_weights": False, "adapter_columns": 32}
     assert node.rollout.load_format == "auto"
     assert not node.rollout.engine_kwargs.sglang, "the CPU's servers take none"
 

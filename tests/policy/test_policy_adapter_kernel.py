@@ -9,13 +9,15 @@ import sys
 import pytest
 import torch
 
+from recipe.dag.policy.adapter_columns import TILE, Span, tiles_of
+
 CASES = [  # tokens, columns, the ends of the parts
-    (1, 8, (256,)),
+    (1, 16, (256,)),
     (65, 48, (200, 232, 264)),
-    (17, 120, (130, 260)),
-    (64, 136, (96,)),
-    (130, 24, (7, 11, 12)),
-    (70, 48, (72, 144)),
+    (17, 128, (130, 260)),
+    (64, 144, (96,)),
+    (200, 48, (7, 11, 12)),
+    (70, 112, (72, 144)),
 ]
 
 
@@ -41,20 +43,27 @@ def check(device: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     for tokens, columns, ends in CASES:
         starts, out = (0, *ends[:-1]), ends[-1]
-        owners = torch.tensor([(-1, 1, 2)[column % 3] for column in range(columns)], dtype=torch.int32, device=device)
-        owner = torch.tensor([(2, -2, 1)[token % 3] for token in range(tokens + 3)], dtype=torch.int32, device=device)
-        own = owner[:tokens, None] == owners
+        half = columns // 32 * 16
+        spans = {"a": Span(0, half), "b": Span(half, columns - half)} if half else {"b": Span(0, columns)}
+        requests = [("b", None, next(iter(spans)))[token * 7 % 11 % 3] for token in range(tokens)]
+        table = tiles_of(requests, None, spans, rows=tokens + 3, number=(tokens + 3) // TILE + 3)
+        tiles = torch.from_numpy(table).to(device)
+        own = torch.zeros(tokens, columns, dtype=torch.bool)
+        for token, name in enumerate(requests):
+            if name is not None:
+                own[token, spans[name].start : sum(spans[name])] = True
+        own, of_base = own.to(device), torch.tensor([name is None for name in requests], device=device)
         h = torch.randn(tokens, len(ends) * columns + 8, device=device).to(dtype)[:, :-8]
         b = (torch.randn(columns, out, device=device) / columns**0.5).to(dtype)
         around = torch.randn(tokens + 1, out + 8, device=device).to(dtype)
-        expected, of_base = around[:tokens, :out].double(), owner[:tokens] == -2
+        expected = around[:tokens, :out].double()
         for start, end, part in zip(starts, ends, h.split(columns, 1), strict=True):
             expected[:, start:end] += part.double().where(own, 0) @ b[:, start:end].double()
         h[~own.repeat(1, len(ends))] = torch.nan  # of no importance, whatever they are
         for adapter_kernel.MULTIPROCESSORS in (1, 132):  # wide tiles, and narrow ones
             for buffer in (around.clone(), around[:, :out].clone()):
                 output = buffer[:tokens, :out]
-                total = adapter_kernel.add_product(h, b, output, owner, owners, ends)
+                total = adapter_kernel.add_product(h, b, output, tiles, ends)
                 torch.testing.assert_close(total.double(), expected, atol=1e-3, rtol=torch.finfo(dtype).eps)
                 assert torch.equal(total[of_base], around[:tokens, :out][of_base])
                 assert total.is_contiguous() and (total is output) == output.is_contiguous()
@@ -64,7 +73,7 @@ def check(device: str, dtype: torch.dtype) -> None:
                 assert not changed.any()
                 if ends[0] * 2 == out:  # an MLP's gate and up
                     gate, up = total.double().chunk(2, -1)
-                    gated = adapter_kernel.add_product_and_gate(h, b, around[:tokens, :out], owner, owners)
+                    gated = adapter_kernel.add_product_and_gate(h, b, around[:tokens, :out], tiles)
                     true = torch.nn.functional.silu(gate) * up
                     torch.testing.assert_close(gated.double(), true, atol=1e-4, rtol=2 * torch.finfo(dtype).eps)
 

@@ -80,7 +80,7 @@ def serve(folder: Path, prompts: str) -> dict[str, Any]:
     from recipe.dag.policy.adapter_config import _server_arguments
     from recipe.dag.policy.sglang_adapters import NAME
     from recipe.dag.policy.sglang_scheduler import run_scheduler_process
-    from recipe.dag.workflow.adapter_shape import AdapterShape
+    from recipe.dag.workflow.adapter_shape import AdapterShape, columns_of
 
     shapes = {"a": AdapterShape(16, 32.0, ("all-linear",)), "b": AdapterShape(8, 16.0, ("all-linear",))}
     torch.manual_seed(0)
@@ -119,7 +119,7 @@ def serve(folder: Path, prompts: str) -> dict[str, Any]:
             log_probs = merged.cuda()(ids).logits[0, :-1].float().log_softmax(-1)
         return log_probs.gather(-1, ids[0, 1:, None])[:, 0].tolist()
 
-    scheduler = partial(run_scheduler_process, adapter_ranks=sum(shape.rank for shape in shapes.values()))
+    scheduler = partial(run_scheduler_process, adapter_columns=sum(columns_of(shape.rank) for shape in shapes.values()))
     Engine.run_scheduler_process_func = staticmethod(scheduler)
     engine = Engine(
         model_path=str(base),

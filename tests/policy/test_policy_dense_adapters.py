@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recipe.dag.policy.dense_adapters import Columns, Products
+from recipe.dag.policy.dense_adapters import Products
 from recipe.dag.policy.sglang_adapters import Stacked
 from tests.policy.adapter_pool import ENDS, IN, OUT, PARTS, Linear, Pool
 
@@ -19,14 +19,14 @@ def pool():
 
 
 def products_of(pool: Pool, columns: int) -> Products:
-    products = Products(columns, "cpu")
+    products = Products(columns, 4, "cpu")
     pool.linear = Linear()
     stacked = torch.randn(OUT + PARTS * columns, IN)
     pool.linear.weight, room = stacked.split([OUT, PARTS * columns])
     room.zero_()
     layer = products.add(pool.a, pool.b, ENDS, stacked)
     pool.stacked = Stacked(pool.linear, stacked, pool.linear.bias, products, layer)
-    products.capture(8)
+    products.capture(130)
     return products
 
 
@@ -50,59 +50,50 @@ def check(pool, products, requests, lengths=None, *, in_graph: bool, padding: in
         (["b@1", "b@1", "b@1"], None),
         (["a@1", "b@1", "c@1", "c@1", "a@1", None], None),
         (["c@1", "a@1"], [3, 1]),
+        (["a@1", None, "c@1", "a@1", None], [30, 40, 1, 45, 3]),
         ([None, None], None),
     ],
-    ids=["one", "mixed", "prompts", "base"],
+    ids=["one", "mixed", "prompts", "tiles", "base"],
 )
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_each_token_gets_its_own_adapter(pool, requests_, lengths, in_graph):
-    products = products_of(pool, columns=9)
+    products = products_of(pool, columns=48)
     check(pool, products, requests_, lengths, in_graph=in_graph, padding=2 if in_graph else 0)
     assert products.one_by_one is None
 
 
 def test_a_graph_reads_the_adapters_of_each_batch_at_one_address(pool):
-    products = products_of(pool, columns=8)
+    products = products_of(pool, columns=32)
     layer = products.layers[pool.a.data_ptr()]
-    fixed = (layer.rows_a, layer.rows_b, products.owners)
-    read = [each.data_ptr() for each in (*fixed, products.captured)]
+    fixed = (layer.rows_a, layer.rows_b)
+    read = [each.data_ptr() for each in (*fixed, products.captured.table)]
     for version in range(1, 5):  # which replace each other, in the pool and in the columns
         check(pool, products, [f"a@{version}", None, "b@1"], in_graph=True)
         assert products.columns.held.keys() == {f"a@{version}", "b@1"}
-        assert [each.data_ptr() for each in (*fixed, products.owner)] == read
+        assert [each.data_ptr() for each in (*fixed, products.tiles)] == read
         pool.load(f"a@{version + 1}", 2 if version % 2 else 0, 4 - version % 2, 1.0 + version)
 
 
 def test_a_graph_of_prompts_reads_the_adapters_of_each_batch_at_one_address(pool):
-    products = products_of(pool, columns=9)
+    products = products_of(pool, columns=48)
     check(pool, products, ["a@1"], in_graph=True)  # as before they are captured
     products.capture_prompts(6)
-    read = products.owner.data_ptr()
-    assert products.owner.tolist() == [-2] * 6 and not products.in_graph
+    read = products.tiles.data_ptr()
+    assert products.tiles[0].tolist() == [*range(6)] + [-1] * 58 + [0, 0] and not products.in_graph
     for requests, lengths in ((["c@1", "a@1"], [4, 1]), (["b@1"], [2]), ([None], [1])):
         check(pool, products, requests, lengths, in_graph=False, padding=1)
-        assert products.owner.data_ptr() == read and products.one_by_one is None
+        assert products.tiles.data_ptr() == read and products.one_by_one is None
     check(pool, products, ["b@1"], [7], in_graph=False)  # no graph has as many tokens
-    assert products.owner.data_ptr() != read
+    assert products.tiles.data_ptr() != read
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_a_batch_that_needs_more_columns_is_computed_one_adapter_after_the_other(pool, in_graph):
     pool.load("d@1", 2, 4, 3.0)
-    products = products_of(pool, columns=8)
+    products = products_of(pool, columns=32)
     check(pool, products, ["a@1", "d@1"], in_graph=in_graph)
     assert products.one_by_one is None
     check(pool, products, ["a@1", None, "b@1", "a@1", "d@1", "d@1"], in_graph=in_graph)
     assert len(products.one_by_one) == 3
     check(pool, products, ["b@1", "d@1"], in_graph=in_graph)
     assert products.one_by_one is None
-
-
-def test_columns_are_those_of_adapters_that_were_not_used_for_longest():
-    columns = Columns(8)
-    assert columns.take({"a": 4, "b": 2}) == ["a", "b"]
-    assert columns.take({"a": 4}) == []
-    assert columns.take({"c": 3}) == ["c"] and columns.held.keys() == {"a", "c"}
-    assert columns.take({"a": 4, "b": 2, "c": 3}) is None and columns.held.keys() == {"a", "c"}
-    assert columns.take({"d": 8}) == ["d"] and columns.held == {"d": columns.held["d"]}
-    assert sorted(columns.held["d"]) == [*range(8)] and not columns.free

@@ -46,7 +46,7 @@ def sglang(monkeypatch):
 
         def _warmup(self):
             manager = getattr(self.model_runner, "lora_manager", None)
-            self.read = manager and manager.lora_backend.products.owner.tolist()
+            self.read = manager and manager.lora_backend.products.tiles[0].tolist()
 
     class UnquantizedLinearMethod(Linear):
         def __init__(self): ...
@@ -88,7 +88,7 @@ def batch_of(requests, lengths=None):
 
 
 @pytest.mark.parametrize(
-    ("columns", "ranks_", "replaced"), [(15, 1, False), (15, 2, False), (15, 1, True), (None, 1, False)]
+    ("columns", "ranks_", "replaced"), [(32, 1, False), (32, 2, False), (32, 1, True), (None, 1, False)]
 )
 def test_sglangs_pool_and_layers_reach_the_products(sglang, columns, ranks_, replaced):
     """`ranks_`: of tensor parallelism. `replaced`: the weight, by another one, as by torchao."""
@@ -108,7 +108,7 @@ def test_sglangs_pool_and_layers_reach_the_products(sglang, columns, ranks_, rep
     backend.init_cuda_graph_batch_info(max_bs_in_cuda_graph=8, num_tokens_per_bs=1)
     prompts = sglang.prompts(manager)
     prompts._warmup()
-    assert prompts.read == [-2] * 4, "what the base's tokens have"
+    assert prompts.read == [0, 1, 2, 3, *[-1] * 60, 0, 0], "the base's"
     ranks, scalings = [8, 2, 0, 8], [1.0, 2.0, 0.0, 1.0]
     places = {None: 2, "a@1": 0, "b@1": 1, "c@1": 3}
     for requests, lengths, fits in (
@@ -154,7 +154,7 @@ class SiluAndMul(nn.Module):
 
 @pytest.mark.parametrize("kind", [LlamaMLP, OtherMLP])
 def test_an_activation_reads_its_input_with_the_adapters_part(sglang, kind):
-    sglang_adapters.register(8)
+    sglang_adapters.register(32)
     backend = sglang.registry["dense"]()(max_loras_per_batch=4, device=torch.device("cpu"), server_args=None)
     pool = Pool(ends=(0, 4, 8))
     for place, name in enumerate("abc"):

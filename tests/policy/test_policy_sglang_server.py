@@ -148,10 +148,10 @@ def test_sglangs_scheduler_is_started_with_this_projects_changes(make_server):
 
     from recipe.dag.policy.sglang_scheduler import run_scheduler_process
 
-    server = make_server({"custom": {"policy": "base", "adapter_ranks": 24}}, RolloutMode.HYBRID)
+    server = make_server({"custom": {"policy": "base", "adapter_columns": 24}}, RolloutMode.HYBRID)
     asyncio.run(server.launch_server(master_address="model"))
     started = vars(sys.modules["sglang.srt.entrypoints.engine"])["run_scheduler_process"]
-    assert started.func is run_scheduler_process and started.keywords == {"adapter_ranks": 24}
+    assert started.func is run_scheduler_process and started.keywords == {"adapter_columns": 24}
     pickle.dumps(started)  # for another process
 
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.policy import sglang_adapters
-from recipe.dag.workflow.adapter_shape import ALL_LINEAR, AdapterShape, critic_shape
+from recipe.dag.workflow.adapter_shape import ALL_LINEAR, AdapterShape, columns_of, critic_shape
 from recipe.dag.workflow.agent_schema import Policy
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -80,7 +80,7 @@ def host_config(
         rollout.custom = {
             "policy": base,
             "keeps_weights": bool(trained and config.rollout.keep_base),
-            "adapter_ranks": sum(shape.rank for shape in shapes.values()),
+            "adapter_columns": sum(columns_of(shape.rank) for shape in shapes.values()),
         }
         rollout.max_model_len = max(each.actor_rollout_ref.rollout.max_model_len for each in configs.values())
         rollout.load_format = "auto"  # the servers load the base themselves

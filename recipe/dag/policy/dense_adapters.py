@@ -1,20 +1,19 @@
-"""Adapters as two dense products over the columns of all adapters of a batch.
+"""Adapters as two products: over the columns of all adapters of a batch, and over those of a token's own.
 
 Invariant: a token's output gets the product of its own adapter's matrices alone, times its scaling; a token of the base
 gets none.
 
 SGLang 0.5.12's own kernels loop over a layer's inputs within one block of threads, for each segment of a few tokens.
-Dense products compute as many columns as the ranks of all adapters have together where those of one were enough, but
-these are few beside the layer's own. cuBLAS multiplies by A, and one kernel (`adapter_kernel`) by B, without the other
-adapters' columns. A layer's own matrix has A as more rows, with which the CUDA graphs of decoding multiply at once:
-such a batch waits for memory to be read, so that the rows cost nothing. Prompts take two products, with or without a
-CUDA graph: the output of one would have to be copied without A's columns, which takes memory. The largest output is
-that of an MLP's first layer, gate and up, of which the activation makes half as much: one kernel adds the adapters'
-part and computes the activation, so that the sum is neither written nor read.
+cuBLAS multiplies by the A of all adapters, whose columns are few beside the layer's own, and one kernel
+(`adapter_kernel`) by the B of a token's adapter. A layer's own matrix has A as more rows, with which the CUDA graphs of
+decoding multiply at once: such a batch waits for memory to be read, so that the rows cost nothing. Prompts take two
+products, with or without a CUDA graph: the output of one would have to be copied without A's columns, which takes
+memory. The largest output is that of an MLP's first layer, gate and up, of which the activation makes half as much: one
+kernel adds the adapters' part and computes the activation, so that the sum is neither written nor read.
 
-SGLang's pool pads each adapter to the largest rank. The products read copies without that padding, whose shapes and
-addresses CUDA graphs hold. A batch that needs more columns than there are, as with two versions of each adapter, is
-computed from the pool, one adapter after the other and without a CUDA graph.
+SGLang's pool pads each adapter to the largest rank. The products read copies without that padding (`adapter_columns`),
+whose shapes and addresses CUDA graphs hold. A batch that needs more columns than there are, as with two versions of
+each adapter, is computed from the pool, one adapter after the other and without a CUDA graph.
 """
 
 from __future__ import annotations
@@ -25,6 +24,9 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.functional import silu
+
+from recipe.dag.policy.adapter_columns import TILE, Columns, Span, tiles_of
+from recipe.dag.workflow.adapter_shape import STEP
 
 
 class Adapter(NamedTuple):
@@ -60,50 +62,37 @@ class Layer:
         self.left: torch.Tensor | None = None
         """The input of `expand` that `gate` is to multiply by B."""
 
-    def load(self, adapter: Adapter, columns: torch.Tensor) -> None:
-        """Copy an adapter that is in the pool into `columns` [rank]."""
+    def load(self, adapter: Adapter, columns: Span) -> None:
+        """Copy an adapter that is in the pool into its columns."""
         place, rank, scaling = adapter
-        self.rows_a[:, columns] = self.a[place, : len(self.parts) * rank].unflatten(0, (-1, rank))
-        self.rows_b[columns] = self.b[place, :, :rank].T * scaling
+        start, end, last = columns.start, columns.start + rank, sum(columns)
+        self.rows_a[:, start:end] = self.a[place, : len(self.parts) * rank].unflatten(0, (-1, rank))
+        self.rows_b[start:end] = self.b[place, :, :rank].T * scaling
+        self.rows_a[:, end:last] = self.rows_b[end:last] = 0
 
 
-class Columns:
-    """Which adapter has which columns: the same on all ranks of a server, which add up what they computed in them."""
+class Tiles(NamedTuple):
+    """Where CUDA graphs read the tiles of each batch."""
 
-    def __init__(self, number: int):
-        self.number, self.free = number, list(range(number))
-        self.held: dict[str, list[int]] = {}
-        """SGLang's id of an adapter, which names one version -> its columns; the least recently used is the first."""
-
-    def take(self, ranks: Mapping[str, int]) -> list[str] | None:
-        """Give the adapters of a batch their columns, if need be those of others. Return those that had none before;
-        None, and no change, if the batch needs more than there are."""
-        if sum(ranks.values()) > self.number:
-            return None
-        for name in ranks:
-            if name in self.held:
-                self.held[name] = self.held.pop(name)
-        new = [name for name in ranks if name not in self.held]
-        for name in new:
-            while len(self.free) < ranks[name]:
-                self.free += self.held.pop(next(iter(self.held)))
-            self.held[name], self.free = self.free[: ranks[name]], self.free[ranks[name] :]
-        return new
+    tokens: int
+    """Of the largest graph."""
+    table: torch.Tensor
+    """As `tiles_of` returns it."""
 
 
 class Products:
     """The products of one batch after another."""
 
-    def __init__(self, columns: int, device: torch.device | str):
-        """`columns`: the ranks of the adapters that a batch usually has, together, as `padded` returns them."""
-        self.columns, self.device = Columns(columns), torch.device(device)
+    def __init__(self, columns: int, groups: int, device: torch.device | str):
+        """`columns`: those that the adapters of a batch usually have together. `groups`: the most adapters that a batch
+        has, with the base."""
+        self.columns, self.groups, self.device = Columns(columns), groups, torch.device(device)
         self.layers: dict[int, Layer] = {}
         """Address of SGLang's A, and of its B -> the layer."""
-        self.owners = torch.full((self.columns.number,), -1, dtype=torch.int32, device=self.device)
-        """[columns]: the first column of the same adapter; -1: nobody's."""
-        self.owner = self.captured = self.captured_prompts = self.owners[:0]
-        """[tokens]: the first column of the token's adapter; -2: the base's. CUDA graphs read it at one address: those
-        of decoding at `captured`, those of prompts at `captured_prompts`."""
+        self.tiles = torch.empty(0, TILE + 2, dtype=torch.int32, device=self.device)
+        """Of the batch, as `tiles_of` returns them."""
+        self.captured = self.captured_prompts = Tiles(0, self.tiles)
+        """Of CUDA graphs of decoding, and of prompts."""
         self.one_by_one: list[tuple[torch.Tensor, Adapter]] | None = None
         """The rows of an adapter's tokens; None: computed in columns."""
         self.in_graph = False
@@ -117,12 +106,16 @@ class Products:
 
     def capture(self, tokens: int) -> None:
         """Make room for CUDA graphs of decoding, of at most so many tokens."""
-        self.captured = torch.full((tokens,), -2, dtype=torch.int32, device=self.device)
+        self.captured = self._idle(tokens)
 
     def capture_prompts(self, tokens: int) -> None:
         """Make room for CUDA graphs of prompts, of at most so many tokens, and prepare a batch of the base."""
-        self.captured_prompts = torch.empty(tokens, dtype=torch.int32, device=self.device)
+        self.captured_prompts = self._idle(tokens)
         self.prepare([None], [tokens], {}, in_graph=False)
+
+    def _idle(self, tokens: int) -> Tiles:
+        shape = (tokens // TILE + self.groups, TILE + 2)
+        return Tiles(tokens, torch.full(shape, -1, dtype=torch.int32, device=self.device))
 
     def prepare(
         self,
@@ -149,18 +142,17 @@ class Products:
         self.one_by_one = None
         if new:
             self._load({name: adapters[name] for name in new})
-        first = [-2 if name is None else self.columns.held[name][0] for name in requests]
-        owner = torch.tensor(first, dtype=torch.int32)
-        if lengths is not None:
-            owner = owner.repeat_interleave(torch.tensor(lengths, dtype=torch.long))
-        if self.device.type == "cuda":
-            owner = owner.pin_memory()
         self.in_graph = in_graph
-        if in_graph or tokens <= len(captured):
-            self.owner = captured
-            self.owner[:tokens].copy_(owner, non_blocking=True)
+        spans = {name: self.columns.held[name] for name in adapters}
+        fits = tokens <= captured.tokens
+        sizes = {"rows": captured.tokens, "number": len(captured.table)} if fits else {}
+        table = torch.from_numpy(tiles_of(requests, lengths, spans, **sizes))
+        if self.device.type == "cuda":
+            table = table.pin_memory()
+        if fits:
+            self.tiles = captured.table.copy_(table, non_blocking=True)
         else:
-            self.owner = owner.to(self.device, non_blocking=True)
+            self.tiles = table.to(self.device, non_blocking=True)
 
     def shrink(self, x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         """Return the input of `expand`, [tokens, _], for `x` [tokens, in]."""
@@ -202,7 +194,7 @@ class Products:
         if _has_kernel(output):
             from recipe.dag.policy.adapter_kernel import add_product_and_gate
 
-            return add_product_and_gate(h, layer.rows_b, output, self.owner, self.owners)
+            return add_product_and_gate(h, layer.rows_b, output, self._tiles(len(h)))
         gate, up = self._expand_columns(h, layer, output).chunk(2, -1)
         return silu(gate) * up
 
@@ -210,23 +202,30 @@ class Products:
         if _has_kernel(output) and len(layer.parts) <= 3:
             from recipe.dag.policy.adapter_kernel import add_product
 
-            return add_product(h, layer.rows_b, output, self.owner, self.owners, [end for _, end in layer.parts])
-        output = output.contiguous()
-        own = self.owner[: len(h), None] == self.owners
-        for columns, (start, end) in zip(h.split(len(self.owners), 1), layer.parts, strict=True):
+            return add_product(h, layer.rows_b, output, self._tiles(len(h)), [end for _, end in layer.parts])
+        output, own = output.contiguous(), self._own(len(h))
+        for columns, (start, end) in zip(h.split(self.columns.number, 1), layer.parts, strict=True):
             output[:, start:end].addmm_(columns.where(own, 0), layer.rows_b[:, start:end])
         return output
+
+    def _tiles(self, tokens: int) -> torch.Tensor:
+        """Return the batch's, or those of a CUDA graph of so many tokens."""
+        return self.tiles[: tokens // TILE + self.groups]
+
+    def _own(self, tokens: int) -> torch.Tensor:
+        """Return which columns are those of a token's adapter, [tokens, columns]."""
+        rows, steps = self._tiles(tokens).split([TILE, 2], 1)
+        step = torch.arange(self.columns.number, device=self.device) // STEP
+        of_tile = (step >= steps[:, :1]) & (step < steps.sum(1, keepdim=True))
+        own = of_tile.new_zeros(tokens + 1, self.columns.number)
+        own[rows.where((rows >= 0) & (rows < tokens), tokens)] = of_tile[:, None]
+        return own[:tokens]
 
     def _load(self, adapters: Mapping[str, Adapter]) -> None:
         """Copy adapters that have been given columns."""
         for name, adapter in adapters.items():
-            columns = torch.tensor(self.columns.held[name], device=self.device)
             for layer in {id(layer): layer for layer in self.layers.values()}.values():
-                layer.load(adapter, columns)
-        owners = torch.full_like(self.owners, -1, device="cpu")
-        for columns in self.columns.held.values():
-            owners[columns] = columns[0]
-        self.owners.copy_(owners)
+                layer.load(adapter, self.columns.held[name])
 
 
 def _has_kernel(output: torch.Tensor) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from recipe.dag.policy.dense_adapters import Adapter, Layer, Products
+from recipe.dag.workflow.adapter_shape import columns_of
 
 NAME = "dense"
 GATED = ("LlamaMLP", "Qwen2MLP")
@@ -53,14 +54,9 @@ class Gated(nn.Module):
         return self.activation(x) if result is None else result
 
 
-def padded(columns: int) -> int:
-    """Return how many columns there are for adapters of so many ranks: rows of 32 bytes, which kernels read at once."""
-    return -(-columns // 16) * 16
-
-
 def register(columns: int | None = None) -> None:
-    """Give SGLang the back end. `columns`: the ranks of the adapters that a batch usually has, together; None: room for
-    all of SGLang's pool, not in the layers' own matrices."""
+    """Give SGLang the back end. `columns`: those that the adapters of a batch usually have together; None: room for all
+    of SGLang's pool, not in the layers' own matrices."""
     from sglang.srt.lora.backend.lora_registry import register_lora_backend
     from sglang.srt.lora.lora_manager import LoRAManager
     from sglang.srt.model_executor.breakable_cuda_graph_runner import BreakableCudaGraphRunner
@@ -85,7 +81,7 @@ def register(columns: int | None = None) -> None:
     for runner in (CudaGraphRunner, BreakableCudaGraphRunner):
         runner.can_run = _in_columns(runner.can_run)
     if columns:
-        _leave_room(padded(columns))
+        _leave_room(columns)
 
 
 def _products_of(runner: Any) -> Products | None:
@@ -133,7 +129,8 @@ def _products(columns: int | None, manager: Any) -> Products:
     from sglang.srt.lora.utils import LoRAType, get_target_module_name
 
     pool = manager.memory_pool
-    products = Products(padded(columns or pool.max_loras_per_batch * pool.max_lora_rank), manager.device)
+    groups = pool.max_loras_per_batch
+    products = Products(columns or groups * columns_of(pool.max_lora_rank), groups, manager.device)
     for number, modules in enumerate(manager.lora_modules):
         for name, module in modules.items():
             if not hasattr(module, "output_offset_cpu"):

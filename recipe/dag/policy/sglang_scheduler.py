@@ -16,14 +16,14 @@ is free. Calls of a rollout end one by one, so that else nearly every token of a
 """
 
 
-def run_scheduler_process(server_args: Any, *args: Any, adapter_ranks: int | None = None, **kwargs: Any) -> Any:
+def run_scheduler_process(server_args: Any, *args: Any, adapter_columns: int | None = None, **kwargs: Any) -> Any:
     """SGLang's function of this name, with adapters as dense products, of so many columns (`sglang_adapters.register`),
     that are placed at a wake-up, and a limit of the delay of prompts."""
     from sglang.srt.managers.scheduler import run_scheduler_process as run
 
     from recipe.dag.policy import sglang_adapters
 
-    sglang_adapters.register(adapter_ranks if server_args.lora_backend == sglang_adapters.NAME else None)
+    sglang_adapters.register(adapter_columns if server_args.lora_backend == sglang_adapters.NAME else None)
     place_adapters()
     limit_delay()
     return run(server_args, *args, **kwargs)

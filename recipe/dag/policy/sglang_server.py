@@ -55,8 +55,8 @@ class PolicyServer(AdapterServing, stock.SGLangHttpServer):
         stock.ServerArgs = Args if self._needs_copy() else ArgsWithoutCopy  # pyright: ignore[reportPrivateImportUsage]
         from sglang.srt.entrypoints import engine
 
-        ranks = (self.config.custom or {}).get("adapter_ranks")
-        engine.run_scheduler_process = partial(run_scheduler_process, adapter_ranks=ranks)  # verl reads it there
+        columns = (self.config.custom or {}).get("adapter_columns")
+        engine.run_scheduler_process = partial(run_scheduler_process, adapter_columns=columns)  # verl reads it there
         await asyncio.gather(*[worker.__ray_call__.remote(_nothing) for worker in self.workers])
         await super().launch_server(*args, **kwargs)
 

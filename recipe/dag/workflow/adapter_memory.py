@@ -5,7 +5,7 @@ Invariant: as of `workflow.memory`, arithmetic on the sizes of models.
 
 from __future__ import annotations
 
-from recipe.dag.workflow.adapter_shape import ALL_LINEAR, critic_shape, shape_of
+from recipe.dag.workflow.adapter_shape import ALL_LINEAR, columns_of, critic_shape, shape_of
 from recipe.dag.workflow.model_size import ModelSize
 from recipe.dag.workflow.schema import Workflow
 from recipe.dag.workflow.trainer_memory import BF16
@@ -43,5 +43,5 @@ def served_adapters(workflow: Workflow, base: str, size: ModelSize, backend: str
         return 0
     places = (len(ranks) + 1) * max(ranks)  # of SGLang's pool, in which the base takes one, too
     if backend in (None, "dense"):
-        places += sum(ranks)  # the copies that dense products read (policy/dense_adapters.py)
+        places += sum(map(columns_of, ranks))  # the copies that dense products read (policy/dense_adapters.py)
     return BF16 * places * size.adapter_parameters(1)

@@ -19,6 +19,8 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 HEAD = "value_head.safetensors"
 """The value head of a critic, beside them: `weight` [1, hidden] and `bias` [1]."""
 ALL_LINEAR = "all-linear"
+STEP = 16
+"""How many columns a GPU multiplies at once."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_rslora": (None, False),
     "use_dora": (None, False),
@@ -48,6 +50,11 @@ class AdapterShape:
     def scale(self) -> float:
         """The factor of B A."""
         return self.alpha / self.rank
+
+
+def columns_of(rank: int) -> int:
+    """Return how many columns servers have for an adapter: those after its rank are 0."""
+    return -(-rank // STEP) * STEP
 
 
 def shape_of(lora: Lora, where: str = "") -> AdapterShape:
