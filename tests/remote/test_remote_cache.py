@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from recipe.dag.core.errors import ModelServerFault, UserError
 from recipe.dag.episode.runner import EpisodeRunner
+from recipe.dag.remote import cache
 from recipe.dag.remote.cache import Cache, cache_key
 from recipe.dag.remote.clients import ChatClient, Questions
 from recipe.dag.remote.connect import Remotes
@@ -205,6 +207,14 @@ def test_the_file_is_made_when_it_is_used_and_a_folder_that_cannot_be_written_is
     assert (tmp_path / "new" / "a.sqlite").is_file()
     with pytest.raises(UserError, match="cannot be used as a cache"):
         asyncio.run(Cache(tmp_path / "file" / "a.sqlite", "policies.main.api.cache").get("k"))
+
+
+def test_a_file_that_another_process_makes_at_the_same_time_is_waited_for(tmp_path, monkeypatch):
+    other = sqlite3.connect(tmp_path / "a.sqlite", isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")  # for which SQLite does not wait
+    monkeypatch.setattr(cache._while_busy, "sleep", lambda seconds: other.execute("COMMIT"))
+    asyncio.run(Cache(tmp_path / "a.sqlite", "cache").put("key", "{}"))
+    assert not other.in_transaction
 
 
 def test_several_processes_write_one_file(tmp_path):

@@ -17,12 +17,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
+
 from recipe.dag.core.errors import UserError
 
 BUSY_S = 60.0
 """Longest wait for another process's transaction."""
 _FORM = 1
 """Changes when the same key would mean something else."""
+
+# SQLite waits for no other process where this changes the mode, which the first user of a file does
+_while_busy = Retrying(
+    retry=retry_if_exception(lambda error: "database is locked" in str(error)),
+    wait=wait_random(0, 0.05),
+    stop=stop_after_delay(BUSY_S),
+    reraise=True,
+)
 
 T = TypeVar("T")
 
@@ -77,7 +87,7 @@ class Cache:
         if self._database is None or self._process != os.getpid():  # a connection must not cross a fork
             self._path.parent.mkdir(parents=True, exist_ok=True)
             database = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-            database.execute("PRAGMA journal_mode = WAL")
+            _while_busy(database.execute, "PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = NORMAL")
             database.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)")
             self._database, self._process = database, os.getpid()
