@@ -60,7 +60,7 @@ ARMS: dict[str, tuple[tuple[str | None, ...], dict[str, Any]]] = {
 """Name -> (adapters of the three calls in turn, the server's options)."""
 CHANGES: dict[str, dict[str, Any]] = {
     "eager": {"disable_piecewise_cuda_graph": True},
-    "graphs": {"enable_breakable_cuda_graph": True, "enforce_piecewise_cuda_graph": True},
+    "graphs": {"enable_breakable_cuda_graph": True},
     "delay": DELAY,
     "mixed": {"enable_mixed_chunk": True},
 }
@@ -128,9 +128,12 @@ async def play(engine: Any, adapters: tuple[str | None, ...], episodes: int, voc
 def measure(args: argparse.Namespace) -> dict[str, float]:
     """Measure one arm in this process."""
     from sglang.srt.entrypoints.engine import Engine  # pyright: ignore[reportMissingImports]  # on a CUDA host only
+    from sglang.srt.server_args import ServerArgs  # pyright: ignore[reportMissingImports]
 
     from recipe.dag.policy.adapter_config import TARGETS
+    from recipe.dag.policy.sglang_adapters import allow_graphs
     from recipe.dag.policy.sglang_scheduler import run_scheduler_process
+    from recipe.dag.workflow.adapter_shape import columns_of
     from recipe.dag.workflow.model_size import size_of
 
     name, *changes = args.arm.split("+")
@@ -144,8 +147,9 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
         # as a run's servers, which have a place for the base
         options = options | {"enable_lora": True, "max_lora_rank": RANK, "max_loras_per_batch": len(names) + 1}
         options |= {"lora_target_modules": list(TARGETS)}
-    scheduler = partial(run_scheduler_process, adapter_columns=RANK * len(names))
+    scheduler = partial(run_scheduler_process, adapter_columns=columns_of(RANK) * len(names))
     Engine.run_scheduler_process_func = staticmethod(scheduler)
+    allow_graphs(ServerArgs)
     started = time.monotonic()
     engine = Engine(
         model_path=args.model,

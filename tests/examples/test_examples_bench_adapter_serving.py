@@ -33,9 +33,10 @@ class Engine:
 
 @pytest.mark.parametrize(("arm", "adapters"), [("whole+eager", {None}), ("csgmv128+delay", {"a0", "a1", "a2"})])
 def test_an_arm_asks_for_each_agents_adapter_in_turn(arm, adapters, tiny_model, tmp_path, monkeypatch):
-    engine = ModuleType("sglang.srt.entrypoints.engine")
+    engine, arguments = ModuleType("sglang.srt.entrypoints.engine"), ModuleType("sglang.srt.server_args")
     vars(engine)["Engine"] = Engine
-    for module in (*map(ModuleType, ("sglang", "sglang.srt", "sglang.srt.entrypoints")), engine):
+    vars(arguments)["ServerArgs"] = type("ServerArgs", (), {"_handle_piecewise_cuda_graph": None})
+    for module in (*map(ModuleType, ("sglang", "sglang.srt", "sglang.srt.entrypoints")), engine, arguments):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     words = ["--arm", arm, "--episodes", "2", "--passes", "2", "--out", str(tmp_path)]
     bench_adapter_serving.main([str(tiny_model), *words, "attention_backend=triton", "cuda_graph_max_bs=8"])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import numpy as np
 
 from recipe.dag.policy.adapter_columns import TILE, Columns, Span, tiles_of
+from recipe.dag.workflow.adapter_shape import columns_of
 
 
 def test_columns_are_those_of_adapters_that_were_not_used_for_longest():
@@ -34,13 +36,14 @@ def test_columns_never_overlap():
     for _ in range(500):
         ranks = {f"a{draw.randrange(9)}": draw.choice([8, 16, 40, 64]) for _ in range(draw.randrange(1, 5))}
         held = dict(columns.held)
-        new = columns.take({name: columns.held[name].size if name in held else rank for name, rank in ranks.items()})
+        ranks = {name: held[name].size if name in held else rank for name, rank in ranks.items()}
+        new = columns.take(ranks)
         if new is None:
             continue
         assert all(held.get(name) == columns.held[name] for name in ranks.keys() - set(new)), "no copy is made of these"
         spans = sorted(columns.held.values())
-        assert all(first.start + first.size <= second.start for first, second in zip(spans, spans[1:], strict=False))
-        assert spans[-1].start + spans[-1].size <= 128
+        assert all(first.end <= second.start for first, second in pairwise(spans)) and spans[-1].end <= 128
+        assert all(columns.held[name].size == columns_of(rank) for name, rank in ranks.items())
 
 
 def test_a_tile_has_tokens_of_one_adapter():

@@ -22,6 +22,8 @@ from recipe.dag.train.models import find_models
 from recipe.dag.workflow.adapter_shape import AdapterShape, shape_of
 from tests.policy.spmd_adapters import WORKFLOW
 
+SGLANG = "actor_rollout_ref.rollout.engine_kwargs.sglang"
+
 
 @pytest.fixture
 def workflow(tiny_model, tmp_path):
@@ -95,15 +97,17 @@ def test_sglang_gets_room_for_all_adapters_and_keeps_its_base(workflow, tiny_mod
     [
         ((), True),
         (("actor_rollout_ref.rollout.enforce_eager=true",), False),
-        (("+actor_rollout_ref.rollout.engine_kwargs.sglang.enable_breakable_cuda_graph=false",), False),
-        (("+actor_rollout_ref.rollout.engine_kwargs.sglang.lora_backend=csgmv",), False),
+        ((f"+{SGLANG}.disable_cuda_graph=true",), False),
+        ((f"+{SGLANG}.enable_breakable_cuda_graph=false",), False),
+        ((f"+{SGLANG}.enable_breakable_cuda_graph=true", "actor_rollout_ref.rollout.enforce_eager=true"), True),
+        ((f"+{SGLANG}.lora_backend=csgmv", f"+{SGLANG}.enable_breakable_cuda_graph=true"), False),
     ],
 )
 def test_prompts_with_adapters_have_the_cuda_graphs_that_can_have_them(workflow, tiny_model, overrides, graphs):
     _, host = configured(workflow, tiny_model, "cuda", dict(zip("ab", SEVEN, strict=True)), overrides)
     arguments = host.actor_rollout_ref.rollout.engine_kwargs.sglang
     assert arguments.lora_backend == ("csgmv" if "csgmv" in str(overrides) else "dense")
-    assert arguments.get("enable_breakable_cuda_graph", False) == arguments.enforce_piecewise_cuda_graph == graphs
+    assert arguments.enable_breakable_cuda_graph == graphs
 
 
 SEVEN = [AdapterShape(8, 16.0, targets) for targets in (("q_proj", "v_proj"), ("o_proj", "down_proj"))]

@@ -74,11 +74,12 @@ class Server(AdapterServing, Stock): ...
 
 def serve(folder: Path, prompts: str) -> dict[str, Any]:
     from sglang.srt.entrypoints.engine import Engine
+    from sglang.srt.server_args import ServerArgs
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     from recipe.dag.platform.adapter_weights import merge, target_layers, write_adapter
     from recipe.dag.policy.adapter_config import _server_arguments
-    from recipe.dag.policy.sglang_adapters import NAME
+    from recipe.dag.policy.sglang_adapters import NAME, allow_graphs
     from recipe.dag.policy.sglang_scheduler import run_scheduler_process
     from recipe.dag.workflow.adapter_shape import AdapterShape, columns_of
 
@@ -121,6 +122,7 @@ def serve(folder: Path, prompts: str) -> dict[str, Any]:
 
     scheduler = partial(run_scheduler_process, adapter_columns=sum(columns_of(shape.rank) for shape in shapes.values()))
     Engine.run_scheduler_process_func = staticmethod(scheduler)
+    allow_graphs(ServerArgs)
     engine = Engine(
         model_path=str(base),
         dtype="bfloat16",
@@ -133,7 +135,6 @@ def serve(folder: Path, prompts: str) -> dict[str, Any]:
         log_level="error",
         lora_backend=NAME,
         enable_breakable_cuda_graph=prompts == "graphs",
-        enforce_piecewise_cuda_graph=prompts == "graphs",
         piecewise_cuda_graph_max_tokens=256,
         **_server_arguments(shapes),
     )
@@ -149,16 +150,17 @@ def serve(folder: Path, prompts: str) -> dict[str, Any]:
     def scores() -> dict[str | None, list[float]]:
         return {name: run(server.generate(PROMPT, adapter=name)).log_probs for name in (None, "a", "b")}
 
-    async def sample(names: list[str | None]) -> list[SimpleNamespace]:
-        return await asyncio.gather(*[server.generate(PROMPT, -1, 64, adapter=name) for name in names])
+    async def sample(prompts: dict[str | None, list[int]]) -> list[SimpleNamespace]:
+        return await asyncio.gather(*[server.generate(each, -1, 64, adapter=name) for name, each in prompts.items()])
 
     def decoded(versions: dict[str, str]) -> list[float]:
         """Return the difference to merged weights for the base and each adapter."""
-        names = [None, *versions]
+        # not cached, and in one graph of prompts
+        prompts = {name: PROMPT[n + 1 : 51 + 30 * n] for n, name in enumerate((None, *versions))}
         found = []
-        for name, answer in zip(names, run(sample(names)), strict=True):
+        for name, answer in zip(prompts, run(sample(prompts)), strict=True):
             log_probs, tokens = zip(*answer.sampled, strict=True)
-            true = expected(name and versions[name], [*PROMPT, *tokens])[-len(tokens) :]
+            true = expected(name and versions[name], [*prompts[name], *tokens])[-len(tokens) :]
             found.append(difference(list(log_probs), true))
         return found
 

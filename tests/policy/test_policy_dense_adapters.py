@@ -1,4 +1,4 @@
-"""Adapters of several ranks as two dense products: each token gets its own adapter's, and no other."""
+"""Adapters of several ranks as two products: each token gets its own adapter's, and no other."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def pool():
 
 
 def products_of(pool: Pool, columns: int) -> Products:
-    products = Products(columns, 4, "cpu")
+    products = Products(columns, 5, "cpu")
     pool.linear = Linear()
     stacked = torch.randn(OUT + PARTS * columns, IN)
     pool.linear.weight, room = stacked.split([OUT, PARTS * columns])
     room.zero_()
     layer = products.add(pool.a, pool.b, ENDS, stacked)
     pool.stacked = Stacked(pool.linear, stacked, pool.linear.bias, products, layer)
-    products.capture(130)
+    products.capture(164)
     return products
 
 
@@ -85,6 +85,12 @@ def test_a_graph_of_prompts_reads_the_adapters_of_each_batch_at_one_address(pool
         assert products.tiles.data_ptr() == read and products.one_by_one is None
     check(pool, products, ["b@1"], [7], in_graph=False)  # no graph has as many tokens
     assert products.tiles.data_ptr() != read
+
+
+def test_a_graph_has_room_for_as_many_adapters_as_sglangs_pool(pool):
+    pool.load("d@1", 2, 4, 3.0)
+    products = products_of(pool, columns=64)
+    check(pool, products, ["a@1", "b@1", "c@1", "d@1"], in_graph=True, padding=2)
 
 
 @pytest.mark.parametrize("in_graph", [False, True])

@@ -28,6 +28,15 @@ class ServerArgs:
     enable_prefill_delayer: bool = False
     prefill_delayer_queue_min_ratio: float | None = None
     prefill_delayer_max_delay_ms: float | None = None
+    enable_lora: bool = False
+    enable_breakable_cuda_graph: bool = False
+    disable_piecewise_cuda_graph: bool = False
+
+    def __post_init__(self):
+        self._handle_piecewise_cuda_graph()
+
+    def _handle_piecewise_cuda_graph(self):
+        self.disable_piecewise_cuda_graph |= self.enable_lora or self.disable_overlap_schedule
 
 
 class Trainer:
@@ -153,6 +162,26 @@ def test_sglangs_scheduler_is_started_with_this_projects_changes(make_server):
     started = vars(sys.modules["sglang.srt.entrypoints.engine"])["run_scheduler_process"]
     assert started.func is run_scheduler_process and started.keywords == {"adapter_columns": 24}
     pickle.dumps(started)  # for another process
+
+
+@pytest.mark.parametrize(
+    ("own", "disabled"),
+    [
+        ({}, False),
+        ({"enable_lora": True}, True),
+        ({"enable_lora": True, "enable_breakable_cuda_graph": True}, False),
+        ({"enable_breakable_cuda_graph": True, "disable_piecewise_cuda_graph": True}, True),
+        ({"enable_lora": True, "enable_breakable_cuda_graph": True, "disable_overlap_schedule": True}, True),
+    ],
+)
+def test_adapters_do_not_prevent_graphs_that_can_have_them(make_server, own, disabled):
+    """`disable_overlap_schedule` stands for SGLang's other rules."""
+    from verl.workers.rollout.replica import RolloutMode
+
+    server = make_server({"engine_kwargs": {"sglang": own}}, RolloutMode.HYBRID)
+    asyncio.run(server.launch_server(master_address="model"))
+    assert server.args.disable_piecewise_cuda_graph == disabled
+    assert server.args.enable_lora == bool(own.get("enable_lora"))
 
 
 def test_prompts_of_a_full_server_wait_for_a_tenth_of_its_places(monkeypatch):

@@ -22,6 +22,10 @@ class Span(NamedTuple):
     start: int
     size: int
 
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
 
 class Columns:
     """Which adapter has which columns."""
@@ -45,8 +49,10 @@ class Columns:
             start = self._room(sizes[name], ranks)
             if start is None:  # in pieces: all move together
                 self.held.clear()
+                start = 0
                 for each, size in sizes.items():
-                    self.held[each] = Span(sum(span.size for span in self.held.values()), size)
+                    self.held[each] = Span(start, size)
+                    start += size
                 return [*ranks]
             self.held[name] = Span(start, sizes[name])
         return new
@@ -58,7 +64,7 @@ class Columns:
             for span in sorted([*self.held.values(), Span(self.number, 0)]):
                 if span.start - start >= size:
                     return start
-                start = span.start + span.size
+                start = span.end
             victim = next((name for name in self.held if name not in kept), None)
             if victim is None:
                 return None
@@ -82,10 +88,10 @@ def tiles_of(
     rows: the tokens of a CUDA graph, by default the batch's; the last ones are the base's
     number: of tiles, by default as many as are needed: rows // TILE, and one for each adapter and the base, at most
     """
-    numbers = {name: number for number, name in enumerate([*spans, None])}
-    owner = np.array([numbers[name] for name in requests]).repeat(1 if lengths is None else lengths)
+    groups = {name: group for group, name in enumerate([*spans, None])}
+    owner = np.array([groups[name] for name in requests], dtype=np.int64).repeat(1 if lengths is None else lengths)
     owner = np.append(owner, np.full((rows or len(owner)) - len(owner), len(spans)))
-    counts = np.bincount(owner, minlength=len(numbers))
+    counts = np.bincount(owner, minlength=len(groups))
     tiles = -(-counts // TILE)
     used = tiles.sum()
     table = np.full((used if number is None else number, TILE + 2), -1, dtype=np.int32)

@@ -88,12 +88,11 @@ def host_config(
             engine = config.actor_rollout_ref.actor.fsdp_config
             engine.model_dtype = "bf16"  # of the frozen base; adapters are fp32
             own = rollout.engine_kwargs.get("sglang") or {}
-            chosen = {"lora_backend": sglang_adapters.NAME, **own}
-            if chosen["lora_backend"] == sglang_adapters.NAME and not rollout.enforce_eager:
-                chosen = {"enable_breakable_cuda_graph": True, **chosen}
-            # else SGLang makes no graphs of prompts with adapters; its other kind of them cannot have any
-            chosen["enforce_piecewise_cuda_graph"] = bool(chosen.get("enable_breakable_cuda_graph"))
-            rollout.engine_kwargs.sglang = {**chosen, **_server_arguments(shapes)}
+            backend = own.get("lora_backend", sglang_adapters.NAME)
+            eager = rollout.enforce_eager or own.get("disable_cuda_graph")
+            graphs = backend == sglang_adapters.NAME and own.get("enable_breakable_cuda_graph", not eager)
+            chosen = {"lora_backend": backend, "enable_breakable_cuda_graph": graphs}
+            rollout.engine_kwargs.sglang = {**own, **_server_arguments(shapes), **chosen}
     return config
 
 

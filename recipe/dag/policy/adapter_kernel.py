@@ -1,7 +1,7 @@
 """The kernels with which a GPU multiplies by the adapters' B and adds the product to a layer's output.
 
 Invariant: a token's output gets the product of its own adapter's columns alone, which is summed in fp32 and rounded
-once, with the output.
+with the output.
 
 Triton is installed with SGLang: `dense_adapters` imports this module on a GPU alone.
 """
@@ -20,7 +20,7 @@ from recipe.dag.workflow.adapter_shape import STEP
 # The kernels wait for memory: each output is read and written for some 100 multiplications. h and B are in the cache,
 # but to read all columns of them takes as long as the outputs do; hence tiles of tokens of one adapter. Wide tiles read
 # less of h per output, and are taken where they give each multiprocessor two, as the inputs of an MLP and prompts do;
-# else narrow ones leave none idle. Each width is compiled once, before SGLang captures its first graph.
+# else narrow ones leave none idle. Kernels are compiled at their first use, which precedes the capture of a graph.
 WIDE, NARROW, DEPTH = 128, 64, 64
 MULTIPROCESSORS = 132  # of an H100
 
@@ -47,11 +47,10 @@ def _add_product(
     depth: tl.constexpr,
 ):
     tiles += tl.program_id(1) * (height + 2)
-    count = tl.load(tiles + height + 1) * step
+    token = tl.load(tiles + tl.arange(0, height))
+    begin, count = tl.load(tiles + height) * step, tl.load(tiles + height + 1) * step
     if count < least:
         return
-    begin = tl.load(tiles + height) * step
-    token = tl.load(tiles + tl.arange(0, height))
     # each part has tiles of its own, the last of which may be narrower
     tile = tl.program_id(0)
     first_tiles = tl.cdiv(first_end, width)
@@ -98,11 +97,10 @@ def _gate(
     depth: tl.constexpr,
 ):
     tiles += tl.program_id(1) * (height + 2)
-    count = tl.load(tiles + height + 1) * step
+    token = tl.load(tiles + tl.arange(0, height))
+    begin, count = tl.load(tiles + height) * step, tl.load(tiles + height + 1) * step
     if count < 0:
         return
-    begin = tl.load(tiles + height) * step
-    token = tl.load(tiles + tl.arange(0, height))
     outputs = tl.program_id(0) * width + tl.arange(0, width)
     real, within = (token >= 0) & (token < tokens), outputs < half
     row = token.to(tl.int64)[:, None]

@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import silu
+from torch import nn
 
 from recipe.dag.policy.adapter_columns import TILE, Columns, Span, tiles_of
 from recipe.dag.workflow.adapter_shape import STEP
@@ -65,10 +65,10 @@ class Layer:
     def load(self, adapter: Adapter, columns: Span) -> None:
         """Copy an adapter that is in the pool into its columns."""
         place, rank, scaling = adapter
-        start, end, last = columns.start, columns.start + rank, sum(columns)
-        self.rows_a[:, start:end] = self.a[place, : len(self.parts) * rank].unflatten(0, (-1, rank))
-        self.rows_b[start:end] = self.b[place, :, :rank].T * scaling
-        self.rows_a[:, end:last] = self.rows_b[end:last] = 0
+        start, filled, end = columns.start, columns.start + rank, columns.end
+        self.rows_a[:, start:filled] = self.a[place, : len(self.parts) * rank].unflatten(0, (-1, rank))
+        self.rows_b[start:filled] = self.b[place, :, :rank].T * scaling
+        self.rows_a[:, filled:end] = self.rows_b[filled:end] = 0
 
 
 class Tiles(NamedTuple):
@@ -85,7 +85,7 @@ class Products:
 
     def __init__(self, columns: int, groups: int, device: torch.device | str):
         """`columns`: those that the adapters of a batch usually have together. `groups`: the most adapters that a batch
-        has, with the base."""
+        has, and one for the base, which has the free rows of a graph, too."""
         self.columns, self.groups, self.device = Columns(columns), groups, torch.device(device)
         self.layers: dict[int, Layer] = {}
         """Address of SGLang's A, and of its B -> the layer."""
@@ -185,18 +185,17 @@ class Products:
                 )
         return output
 
-    def gate(self, output: torch.Tensor, layer: Layer) -> torch.Tensor | None:
-        """Return silu(g) * u [tokens, out / 2], where g and u are the halves of `output` [tokens, out] with the
-        adapters' part; None if `expand` has added it."""
+    def gate(self, output: torch.Tensor, layer: Layer, activation: nn.Module) -> torch.Tensor:
+        """Return SwiGLU [tokens, out / 2], as `activation` computes it, of what `expand` returned [tokens, out] and the
+        adapters' part."""
         if layer.left is None:
-            return None
+            return activation(output)
         h, layer.left = layer.left, None
         if _has_kernel(output):
             from recipe.dag.policy.adapter_kernel import add_product_and_gate
 
             return add_product_and_gate(h, layer.rows_b, output, self._tiles(len(h)))
-        gate, up = self._expand_columns(h, layer, output).chunk(2, -1)
-        return silu(gate) * up
+        return activation(self._expand_columns(h, layer, output))
 
     def _expand_columns(self, h: torch.Tensor, layer: Layer, output: torch.Tensor) -> torch.Tensor:
         if _has_kernel(output) and len(layer.parts) <= 3:

@@ -1,6 +1,7 @@
 """SGLang's back end of adapters with this project's products, and its layers' matrices with room for A.
 
-Invariant: a layer's output is SGLang's plus what `dense_adapters` adds, whichever way its own product was computed.
+Invariant: a layer's output is SGLang's plus what `dense_adapters` adds, whichever way its own product was computed; of
+a layer that an MLP's activation follows, the activation adds it.
 
 SGLang is imported by the functions that need it: `register` is called in the process of SGLang's scheduler.
 """
@@ -50,13 +51,12 @@ class Gated(nn.Module):
         self.activation, self.products, self.layer = activation, products, layer
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result = self.products.gate(x, self.layer)
-        return self.activation(x) if result is None else result
+        return self.products.gate(x, self.layer, self.activation)
 
 
 def register(columns: int | None = None) -> None:
-    """Give SGLang the back end. `columns`: those that the adapters of a batch usually have together; None: room for all
-    of SGLang's pool, not in the layers' own matrices."""
+    """Give SGLang the back end. `columns`: those that the adapters of a batch usually have together, each `columns_of`
+    its rank; None: room for all of SGLang's pool, not in the layers' own matrices."""
     from sglang.srt.lora.backend.lora_registry import register_lora_backend
     from sglang.srt.lora.lora_manager import LoRAManager
     from sglang.srt.model_executor.breakable_cuda_graph_runner import BreakableCudaGraphRunner
@@ -82,6 +82,20 @@ def register(columns: int | None = None) -> None:
         runner.can_run = _in_columns(runner.can_run)
     if columns:
         _leave_room(columns)
+
+
+def allow_graphs(server_args: Any) -> None:
+    """Let SGLang's ServerArgs, which this is, choose CUDA graphs of prompts by all its rules but the one that excludes
+    adapters, if they are of the breakable kind."""
+    decide = server_args._handle_piecewise_cuda_graph
+
+    def decide_by_the_others(self: Any) -> None:
+        enable_lora = self.enable_lora
+        self.enable_lora = enable_lora and not self.enable_breakable_cuda_graph
+        decide(self)
+        self.enable_lora = enable_lora
+
+    server_args._handle_piecewise_cuda_graph = decide_by_the_others
 
 
 def _products_of(runner: Any) -> Products | None:
@@ -129,8 +143,8 @@ def _products(columns: int | None, manager: Any) -> Products:
     from sglang.srt.lora.utils import LoRAType, get_target_module_name
 
     pool = manager.memory_pool
-    groups = pool.max_loras_per_batch
-    products = Products(columns or groups * columns_of(pool.max_lora_rank), groups, manager.device)
+    places = pool.max_loras_per_batch  # may all be adapters', and a graph's free rows are the base's
+    products = Products(columns or places * columns_of(pool.max_lora_rank), places + 1, manager.device)
     for number, modules in enumerate(manager.lora_modules):
         for name, module in modules.items():
             if not hasattr(module, "output_offset_cpu"):

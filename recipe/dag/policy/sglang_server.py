@@ -17,6 +17,7 @@ import ray
 import verl.workers.rollout.sglang_rollout.async_sglang_server as stock
 from verl.workers.rollout.replica import RolloutMode
 
+from recipe.dag.policy import sglang_adapters
 from recipe.dag.policy.adapter_serving import AdapterServing
 from recipe.dag.policy.sglang_scheduler import DELAY, run_scheduler_process
 
@@ -56,6 +57,7 @@ class PolicyServer(AdapterServing, stock.SGLangHttpServer):
         from sglang.srt.entrypoints import engine
 
         columns = (self.config.custom or {}).get("adapter_columns")
+        sglang_adapters.allow_graphs(ServerArgs)
         engine.run_scheduler_process = partial(run_scheduler_process, adapter_columns=columns)  # verl reads it there
         await asyncio.gather(*[worker.__ray_call__.remote(_nothing) for worker in self.workers])
         await super().launch_server(*args, **kwargs)
