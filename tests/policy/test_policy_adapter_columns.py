@@ -52,8 +52,8 @@ def test_a_tile_has_tokens_of_one_adapter():
     owner = np.array(["a"] * 70 + ["-"] * 3 + ["b"] + ["a"] * 60 + ["-"] * 16)
     for rows, number in ((None, None), (150, 150 // TILE + 3)):
         table = tiles_of(requests, lengths, spans, rows=rows, number=number)
-        found = [row for tile in table for row in tile[:TILE] if row >= 0]
-        assert sorted(found) == [*range(rows or 134)], "each token once"
+        tokens = [token for tile in table for token in tile[:TILE] if token >= 0]
+        assert sorted(tokens) == [*range(rows or 134)], "each token once"
         for tile in table:
             owners, steps = {*owner[tile[:TILE][tile[:TILE] >= 0]]}, tile[TILE:].tolist()
             assert (owners, steps) in (({"a"}, [1, 2]), ({"b"}, [0, 1]), ({"-"}, [0, 0]), (set(), [-1, -1]))

@@ -51,7 +51,7 @@ def check(device: str, dtype: torch.dtype) -> None:
         own = torch.zeros(tokens, columns, dtype=torch.bool)
         for token, name in enumerate(requests):
             if name is not None:
-                own[token, spans[name].start : sum(spans[name])] = True
+                own[token, spans[name].start : spans[name].end] = True
         own, of_base = own.to(device), torch.tensor([name is None for name in requests], device=device)
         h = torch.randn(tokens, len(ends) * columns + 8, device=device).to(dtype)[:, :-8]
         b = (torch.randn(columns, out, device=device) / columns**0.5).to(dtype)

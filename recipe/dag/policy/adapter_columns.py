@@ -7,6 +7,7 @@ batches alone, so that they are the same on all ranks of a server, which add up 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -48,11 +49,8 @@ class Columns:
         for name in new:
             start = self._room(sizes[name], ranks)
             if start is None:  # in pieces: all move together
-                self.held.clear()
-                start = 0
-                for each, size in sizes.items():
-                    self.held[each] = Span(start, size)
-                    start += size
+                starts = accumulate(sizes.values(), initial=0)
+                self.held = dict(zip(sizes, map(Span, starts, sizes.values()), strict=True))
                 return [*ranks]
             self.held[name] = Span(start, sizes[name])
         return new
@@ -96,8 +94,8 @@ def tiles_of(
     used = tiles.sum()
     table = np.full((used if number is None else number, TILE + 2), -1, dtype=np.int32)
     skipped = TILE * (tiles.cumsum() - tiles) - (counts.cumsum() - counts)
-    place = np.arange(len(owner)) + skipped.repeat(counts)
-    table[place // TILE, place % TILE] = owner.argsort(kind="stable")
+    slot = np.arange(len(owner)) + skipped.repeat(counts)
+    table[slot // TILE, slot % TILE] = owner.argsort(kind="stable")
     steps = np.array([*spans.values(), Span(0, 0)]) // STEP
     table[:used, TILE:] = steps.repeat(tiles, axis=0)
     return table

@@ -25,6 +25,41 @@ WIDE, NARROW, DEPTH = 128, 64, 64
 MULTIPROCESSORS = 132  # of an H100
 
 
+@triton.jit
+def _read(tiles, step: tl.constexpr, height: tl.constexpr):
+    """Return the tokens of this block's tile, where their adapter's columns begin, and how many these are."""
+    tiles += tl.program_id(1) * (height + 2)
+    return tl.load(tiles + tl.arange(0, height)), tl.load(tiles + height) * step, tl.load(tiles + height + 1) * step
+
+
+@triton.jit
+def _multiply(
+    h,
+    b,
+    row,
+    real,
+    outputs,
+    within,
+    count,
+    h_stride,
+    b_stride,
+    columns: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    depth: tl.constexpr,
+):
+    """Return the product [height, width] in fp32. `h`, `b`: at the adapter's first column."""
+    total = tl.zeros((height, width), tl.float32)
+    for done in tl.static_range(0, columns, depth):
+        if done < count:
+            column = done + tl.arange(0, depth)
+            exists = column < count
+            x = tl.load(h + row * h_stride + column[None, :], mask=real[:, None] & exists[None, :], other=0.0)
+            y = b + column[:, None] * b_stride + outputs[None, :]
+            total = tl.dot(x, tl.load(y, mask=exists[:, None] & within[None, :], other=0.0), total)
+    return total
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def _add_product(
     h,
@@ -46,10 +81,8 @@ def _add_product(
     width: tl.constexpr,
     depth: tl.constexpr,
 ):
-    tiles += tl.program_id(1) * (height + 2)
-    token = tl.load(tiles + tl.arange(0, height))
-    begin, count = tl.load(tiles + height) * step, tl.load(tiles + height + 1) * step
-    if count < least:
+    token, begin, count = _read(tiles, step, height)
+    if count < least:  # in place, the base's tokens are done, too
         return
     # each part has tiles of its own, the last of which may be narrower
     tile = tl.program_id(0)
@@ -68,14 +101,7 @@ def _add_product(
     base = tl.load(source + row * source_stride + outputs[None, :], mask=inside, other=0.0)
     h += part * columns + begin
     b += begin.to(tl.int64) * out
-    total = tl.zeros((height, width), tl.float32)
-    for done in tl.static_range(0, columns, depth):
-        if done < count:
-            column = done + tl.arange(0, depth)
-            exists = column < count
-            x = tl.load(h + row * h_stride + column[None, :], mask=real[:, None] & exists[None, :], other=0.0)
-            y = tl.load(b + column[:, None] * out + outputs[None, :], mask=exists[:, None] & within[None, :], other=0.0)
-            total = tl.dot(x, y, total)
+    total = _multiply(h, b, row, real, outputs, within, count, h_stride, out, columns, height, width, depth)
     tl.store(target + row * target_stride + outputs[None, :], base.to(tl.float32) + total, mask=inside)
 
 
@@ -96,9 +122,7 @@ def _gate(
     width: tl.constexpr,
     depth: tl.constexpr,
 ):
-    tiles += tl.program_id(1) * (height + 2)
-    token = tl.load(tiles + tl.arange(0, height))
-    begin, count = tl.load(tiles + height) * step, tl.load(tiles + height + 1) * step
+    token, begin, count = _read(tiles, step, height)
     if count < 0:
         return
     outputs = tl.program_id(0) * width + tl.arange(0, width)
@@ -110,15 +134,10 @@ def _gate(
     up = tl.load(source + half, mask=inside, other=0.0)
     h += begin
     b += begin.to(tl.int64) * 2 * half
-    of_gate, of_up = tl.zeros((height, width), tl.float32), tl.zeros((height, width), tl.float32)
-    for done in tl.static_range(0, columns, depth):
-        if done < count:
-            column = done + tl.arange(0, depth)
-            exists = column < count
-            x, y = h + row * h_stride + column[None, :], b + column[:, None] * 2 * half + outputs[None, :]
-            of_x, of_y = real[:, None] & exists[None, :], exists[:, None] & within[None, :]
-            of_gate = tl.dot(tl.load(x, mask=of_x, other=0.0), tl.load(y, mask=of_y, other=0.0), of_gate)
-            of_up = tl.dot(tl.load(x + columns, mask=of_x, other=0.0), tl.load(y + half, mask=of_y, other=0.0), of_up)
+    of_gate = _multiply(h, b, row, real, outputs, within, count, h_stride, 2 * half, columns, height, width, depth)
+    h += columns
+    b += half
+    of_up = _multiply(h, b, row, real, outputs, within, count, h_stride, 2 * half, columns, height, width, depth)
     # rounded, as if they had been written
     of_gate = (gate.to(tl.float32) + of_gate).to(gate.dtype).to(tl.float32)
     of_up = (up.to(tl.float32) + of_up).to(up.dtype).to(tl.float32)

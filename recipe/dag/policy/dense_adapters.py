@@ -59,7 +59,7 @@ class Layer:
         """What `sglang_adapters.Stacked` computed [tokens, parts * columns], until `Products.shrink` returns it."""
         self.is_gated = False
         """Whether `Products.gate` follows `Products.expand`, which then leaves the work to it."""
-        self.left: torch.Tensor | None = None
+        self.pending: torch.Tensor | None = None
         """The input of `expand` that `gate` is to multiply by B."""
 
     def load(self, adapter: Adapter, columns: Span) -> None:
@@ -114,6 +114,7 @@ class Products:
         self.prepare([None], [tokens], {}, in_graph=False)
 
     def _idle(self, tokens: int) -> Tiles:
+        """Return tiles without tokens."""
         shape = (tokens // TILE + self.groups, TILE + 2)
         return Tiles(tokens, torch.full(shape, -1, dtype=torch.int32, device=self.device))
 
@@ -174,7 +175,7 @@ class Products:
         layer = self.layers[b.data_ptr()]
         if self.one_by_one is None:
             if layer.is_gated:
-                layer.left = h
+                layer.pending = h
                 return output
             return self._expand_columns(h, layer, output)
         for rows, (place, rank, scaling) in self.one_by_one:
@@ -188,9 +189,9 @@ class Products:
     def gate(self, output: torch.Tensor, layer: Layer, activation: nn.Module) -> torch.Tensor:
         """Return SwiGLU [tokens, out / 2], as `activation` computes it, of what `expand` returned [tokens, out] and the
         adapters' part."""
-        if layer.left is None:
+        if layer.pending is None:
             return activation(output)
-        h, layer.left = layer.left, None
+        h, layer.pending = layer.pending, None
         if _has_kernel(output):
             from recipe.dag.policy.adapter_kernel import add_product_and_gate
 
@@ -222,8 +223,8 @@ class Products:
 
     def _load(self, adapters: Mapping[str, Adapter]) -> None:
         """Copy adapters that have been given columns."""
-        for name, adapter in adapters.items():
-            for layer in {id(layer): layer for layer in self.layers.values()}.values():
+        for layer in {*self.layers.values()}:
+            for name, adapter in adapters.items():
                 layer.load(adapter, self.columns.held[name])
 
 

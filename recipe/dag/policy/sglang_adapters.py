@@ -85,8 +85,8 @@ def register(columns: int | None = None) -> None:
 
 
 def allow_graphs(server_args: Any) -> None:
-    """Let SGLang's ServerArgs, which this is, choose CUDA graphs of prompts by all its rules but the one that excludes
-    adapters, if they are of the breakable kind."""
+    """Change SGLang's class ServerArgs: servers of adapters may have breakable CUDA graphs of prompts, unless one of
+    its other rules excludes them."""
     decide = server_args._handle_piecewise_cuda_graph
 
     def decide_by_the_others(self: Any) -> None:
