@@ -1,55 +1,66 @@
-"""verl's fused log-probs for output embeddings that are frozen, as those of adapters are.
+"""Log-probs and entropies of tokens by output embeddings that are frozen, as those of adapters are.
 
-Invariant: results and gradients of the hidden states are verl's, bit for bit. Its own backward pass also computes the
-gradient of the embeddings, a third of its FLOPs and as much memory as they have, which nothing reads then.
+Invariant: logits of at most CHUNK tokens exist at a time. A log-prob's gradient is the embeddings' mean under the
+policy less the token's: it is computed while the logits are there, and the backward pass multiplies it by one number
+per token. With trained embeddings, whose gradient needs all of these numbers first, logits are computed twice.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
+import torch
 from torch import Tensor
-from verl.utils.kernel.linear_cross_entropy import LinearCrossEntropy
 
-from recipe.dag.workflow.trainer_memory import FUSED_COLUMNS
+from recipe.dag.workflow.trainer_memory import FROZEN_CHUNK
 
 
-class FrozenCrossEntropy(LinearCrossEntropy):
-    """Log-probs and entropies, [tokens] each."""
+class FrozenCrossEntropy(torch.autograd.Function):
+    """Log-probs and entropies, [tokens] each and fp32, of hidden states [tokens, width] and `weight`
+    [vocabulary, width] in half precision."""
 
     @staticmethod
-    def backward(ctx: Any, d_log_probs: Tensor, d_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        from verl.utils.kernel import kernels
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        from recipe.dag.policy import head_kernel
 
-        hidden, weight, tokens, maximum, accumulated, entropy_b = ctx.saved_tensors
-        d_hidden = hidden.new_zeros(hidden.shape)
-        d_logits = hidden.new_empty(len(hidden), FUSED_COLUMNS)
+        scores, slopes = [], []
+        for states, words in zip(hidden.split(FROZEN_CHUNK), tokens.split(FROZEN_CHUNK), strict=True):
+            logits = logits_of(states, weight)
+            scores.append(head_kernel.score(logits, words, temperature))
+            if ctx.needs_input_grad[0]:
+                _, entropies, norms = scores[-1]
+                gradients = head_kernel.differentiate(logits, words, temperature, weight.dtype, norms, entropies)
+                slopes.append(gradients @ weight)
+        log_probs, entropies, norms = (torch.cat(parts) for parts in zip(*scores, strict=True))
+        if slopes:
+            ctx.save_for_backward(torch.cat(slopes), hidden, weight, tokens, norms, entropies)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
+        return log_probs, entropies
 
-        kernel = cast(Any, kernels.efficient_entropy_backward_kernel_general_d_logits_split_N)
+    @staticmethod
+    def backward(ctx: Any, d_log_probs: Tensor | None, d_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
+        slopes, hidden, weight, tokens, norms, entropies = ctx.saved_tensors
+        if d_log_probs is None:
+            d_log_probs = torch.zeros_like(norms)
+        if d_entropies is None:
+            return (slopes * d_log_probs.unsqueeze(-1)).to(hidden.dtype), None, None, None
+        from recipe.dag.policy import head_kernel
 
-        def grid(meta: dict[str, int]) -> tuple[int]:
-            return (-(len(hidden) // -meta["BLOCK_SIZE_M"]) * -(FUSED_COLUMNS // -meta["BLOCK_SIZE_N"]),)
-
-        for number, part in enumerate(weight.split(FUSED_COLUMNS)):
-            kernel[grid](
-                number,
-                *hidden.shape,
-                len(weight),
-                FUSED_COLUMNS,
-                0,  # the rank of a vocabulary that is split
-                *_strided(hidden, weight, tokens, maximum, accumulated, d_entropy, d_log_probs),
-                ctx.REDUCTION,
-                *_strided(entropy_b, d_logits),
-                1.0 / ctx.temperature,
-                USE_TMA=kernels.SUPPORT_CUDA_TMA,
+        rows, parts = (hidden, tokens, norms, entropies, d_log_probs.contiguous(), d_entropies.contiguous()), []
+        for chunk in zip(*(each.split(FROZEN_CHUNK) for each in rows), strict=True):
+            states, words, norm, entropy, *factors = chunk
+            logits = logits_of(states, weight)
+            gradients = head_kernel.differentiate(
+                logits, words, ctx.temperature, weight.dtype, norm, entropy, (factors[0], factors[1])
             )
-            d_hidden += d_logits[:, : len(part)].contiguous() @ part
-        return d_hidden, None, None, None, None, None
+            parts.append(gradients @ weight)
+        return torch.cat(parts), None, None, None
 
 
-def _strided(*tensors: Tensor) -> list[Any]:
-    """Return each tensor, followed by its strides, as kernels take them."""
-    return [part for tensor in tensors for part in (tensor, *tensor.stride())]
+def logits_of(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Return the logits in fp32, as they are summed: rounded to bf16, they would change probabilities by percents."""
+    return torch.mm(hidden, weight.T, out_dtype=torch.float32)
 
 
 frozen_cross_entropy = FrozenCrossEntropy.apply

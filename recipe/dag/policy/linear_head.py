@@ -2,7 +2,7 @@
 
 Invariant: only positions whose next token is trained or reported are projected onto the vocabulary, at most one chunk
 at a time. Forward and backward equal logits / temperature, log_softmax and gather up to floating-point precision. The
-kernels are verl's; this module prepares their inputs.
+kernels are verl's, but those of frozen embeddings; this module prepares their inputs.
 """
 
 from __future__ import annotations
@@ -78,12 +78,15 @@ def score(hidden: Tensor, weight: Tensor, scored: Scored, backend: str) -> tuple
     if hidden.dtype != weight.dtype:
         hidden = hidden.to(weight.dtype)
     if backend == TRITON and _fits_triton(hidden):
-        from verl.utils.kernel.linear_cross_entropy import linear_cross_entropy
+        hidden, weight = hidden.contiguous(), weight.contiguous()
+        if weight.requires_grad:
+            from verl.utils.kernel.linear_cross_entropy import linear_cross_entropy
 
-        from recipe.dag.policy.frozen_head import frozen_cross_entropy
+            log_probs, entropy = linear_cross_entropy(hidden, weight, scored.tokens, temperature, "none")
+        else:
+            from recipe.dag.policy.frozen_head import frozen_cross_entropy
 
-        function = linear_cross_entropy if weight.requires_grad else frozen_cross_entropy
-        log_probs, entropy = function(hidden.contiguous(), weight.contiguous(), scored.tokens, temperature, "none")
+            log_probs, entropy = frozen_cross_entropy(hidden, weight, scored.tokens, temperature)
     else:
         from verl.utils.experimental.torch_functional import FusedLinearForPPOFunction
 

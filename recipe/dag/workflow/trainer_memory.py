@@ -25,6 +25,8 @@ LAYER_GRADIENTS = (3, 4)
 MLP, hidden size)."""
 FUSED_COLUMNS = 9504
 """Columns of the vocabulary whose gradients verl's fused kernel holds at a time."""
+FROZEN_CHUNK = 1024
+"""Tokens whose logits exist at a time where the output embeddings are frozen: in fp32, and their gradients in bf16."""
 FUSED_WIDTH = 128
 """The kernel supports multiples of this hidden size; for others torch computes a chunk of logits at a time."""
 CHUNK_BYTES = 256 * 2**20
@@ -112,9 +114,11 @@ def moment_bytes(optimizer: str) -> float:
     return ADAM_8BIT if optimizer.endswith("8bit") else ADAM
 
 
-def head_bytes(size: ModelSize, tokens: int, head: Head) -> int:
-    """Return the peak bytes of the head in its backward pass."""
+def head_bytes(size: ModelSize, tokens: int, head: Head, *, frozen: bool = False) -> int:
+    """Return the peak bytes of the head. `frozen`: its embeddings are."""
     if head is Head.FUSED and size.hidden % FUSED_WIDTH == 0:
+        if frozen:
+            return min(tokens, FROZEN_CHUNK) * size.vocabulary * (4 + BF16) + 2 * tokens * BF16 * size.hidden
         return tokens * BF16 * (min(FUSED_COLUMNS, size.vocabulary) + size.hidden)
     chunk = 4 * CHUNK_COPIES * size.vocabulary * min(tokens, chunk_tokens(size.vocabulary))
     if head in (Head.FUSED, Head.CHUNKED):
@@ -134,7 +138,7 @@ def activation_bytes(size: ModelSize, options: TrainerOptions, head: Head | None
     of_mlp, beside = saved_values(size, liger=options.liger)
     saved = BF16 * tokens * (of_mlp + beside)
     working = BF16 * tokens * (LAYER_GRADIENTS[0] * size.mlp_width + LAYER_GRADIENTS[1] * size.hidden)
-    projected = head_bytes(size, tokens, options.head if head is None else head)
+    projected = head_bytes(size, tokens, options.head if head is None else head, frozen=bool(options.adapters))
     if not options.checkpointing:
         return size.layers * saved + max(working, projected)
     nothing = min(options.nothing, size.layers)
