@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from recipe.dag.core.errors import UserError
 from recipe.dag.platform.rollout_server import RolloutServer
+from recipe.dag.policy.adapter_worker import AdapterWorker
 from recipe.dag.policy.canary import BOUNDS, LENGTH, MOVED, TEXT, Canary, canary_metrics, number_format, prompt_of
 from recipe.dag.policy.policy import PolicyRuntime
 from recipe.dag.train import kernels
@@ -294,6 +296,45 @@ def test_an_update_scores_the_canary_without_loading_the_weights_again(served, m
     updated = served.worker.canary_scores
     assert len(moves) == alone and moves[-1]["scored"] == updated != moves[0]["scored"]
     assert served.worker.score_canary(PROMPT)[0] == updated and len(moves) == alone
+
+
+@pytest.mark.parametrize(
+    ("prompt", "offloaded", "sleeps", "expected"),
+    [
+        (PROMPT, False, True, ["b", "c"]),
+        (PROMPT, False, False, ["b", "c"]),
+        (PROMPT, True, True, []),
+        ([], False, True, []),
+    ],
+    ids=["while they wake", "awake", "offloaded", "no canary"],
+)
+def test_adapters_that_have_changed_are_scored_while_servers_wake(monkeypatch, prompt, offloaded, sleeps, expected):
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: None)
+    engine = SimpleNamespace(is_param_offload_enabled=offloaded, use=lambda name: None, to=lambda *_, **__: None)
+    worker = object.__new__(AdapterWorker)
+    done = threading.Event()
+
+    def score(*, loaded: bool) -> None:
+        assert loaded
+        worker.canary_scores = [0.0]
+        scored.append(worker.used)
+        if len(scored) == len(expected):
+            done.set()
+
+    async def resume(tags: list[str]) -> None:
+        woken.append(tags)
+        assert await asyncio.to_thread(done.wait, 10) == bool(expected)
+
+    scored, woken = [], []
+    custom = {"keeps_weights": True}
+    config = SimpleNamespace(rollout=SimpleNamespace(free_cache_engine=sleeps, custom=custom))
+    parts = {"config": config, "actor": SimpleNamespace(engine=engine), "rollout": SimpleNamespace(resume=resume)}
+    vars(worker).update(parts, canary=prompt, used="a", _score_canary=score)
+    worker.scores = {None: [0.0], "a": [0.0], "b": None, "c": None}
+    if not expected:
+        monkeypatch.setattr(done, "wait", lambda seconds: False)
+    asyncio.run(worker.update_weights())
+    assert (scored, woken) == (expected, [["kv_cache"]] * sleeps)
 
 
 def test_a_loaded_checkpoint_is_scored_anew(served, tmp_path, monkeypatch):

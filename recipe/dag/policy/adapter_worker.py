@@ -6,9 +6,11 @@ without that name fails. The base is never written, neither to a checkpoint nor 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
+from collections.abc import Awaitable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +20,7 @@ from tensordict import TensorDict
 from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.device import get_torch_device, set_expandable_segments
+from verl.utils.device import get_device_id, get_torch_device, set_expandable_segments
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import value_loss
 
@@ -110,7 +112,8 @@ class AdapterWorker(PolicyWorker):
     def load_adapter(self, name: str, folder: str) -> None:
         with weights_only(folder):
             self._engine.load(name, Path(folder))
-        self.scores[name] = None
+        if name in self.scores:  # critics never are
+            self.scores[name] = None
 
     @register(dispatch_mode=ONE_TO_ALL)
     def write_adapter(self, name: str, folder: str, stale: list[str]) -> None:
@@ -141,10 +144,27 @@ class AdapterWorker(PolicyWorker):
             engine.to("cpu", model=True, optimizer=False, grad=False)
         get_torch_device().empty_cache()
         torch.distributed.barrier()  # the other ranks' memory is free, too
+        tasks: list[Awaitable[None]] = [asyncio.to_thread(self._score_changed)]
         if rollout.free_cache_engine:
             released = ["kv_cache"] if rollout.custom["keeps_weights"] else ["weights", "kv_cache"]
-            await self.rollout.resume(tags=released)
+            tasks.append(self.rollout.resume(tags=released))
+        await asyncio.gather(*tasks)
         set_expandable_segments(True)
+
+    @property
+    def scores_later(self) -> bool:
+        return not self._engine.is_param_offload_enabled
+
+    def _score_changed(self) -> None:
+        """Score the canary by each adapter that has changed since. Servers take as long to wake as the host takes to
+        launch some of these passes, in which the GPU hardly computes."""
+        if not self.canary or not self.scores_later:
+            return
+        get_torch_device().set_device(get_device_id())  # each thread has its own
+        for name in [name for name, scores in self.scores.items() if scores is None]:
+            self._use(name)
+            self._score_canary(loaded=True)
+        get_torch_device().empty_cache()
 
     @cached_property
     def _leads(self) -> bool:

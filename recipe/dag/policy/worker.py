@@ -122,13 +122,20 @@ class PolicyWorker(ActorRolloutRefWorker):
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def update_actor(self, data: TensorDict) -> TensorDict | None:
         self._engine.holds_schedule = tu.pop(data, "more_follow", default=False)
-        if not self.canary or self._engine.holds_schedule:  # the step's last update scores the canary
+        if self.scores_later:
+            self.canary_scores = None
+        if not self.canary or self.scores_later or self._engine.holds_schedule:  # the step's last update scores it
             return super().update_actor(data)
         with self._engine.train_mode():  # loads what is offloaded, once for the update and the canary
             tu.assign_non_tensor(data, disable_auto_offload=True)
             output = super().update_actor(data)
             self._score_canary(loaded=True)
         return output
+
+    @property
+    def scores_later(self) -> bool:
+        """Whether the canary is scored between a step's updates and the servers' answers, not by an update."""
+        return False
 
     @register(dispatch_mode=ONE_TO_ALL)
     def free_cache(self) -> None:
