@@ -24,12 +24,13 @@ def score(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, .
     return log_probs.gather(-1, tokens[:, None])[:, 0], entropies, scaled.logsumexp(-1)
 
 
-def differentiate(logits, tokens, temperature, dtype, norms, entropies, factors=None) -> Tensor:
-    one, other = factors or (torch.ones_like(norms), torch.zeros_like(norms))
+def differentiate(logits, tokens, temperature, dtype, norms, entropies, d_log_probs=None, d_entropies=None) -> Tensor:
+    if d_log_probs is None:
+        d_log_probs, d_entropies = torch.ones_like(norms), torch.zeros_like(norms)
     log_probs = logits / temperature - norms[:, None]
     chosen = torch.nn.functional.one_hot(tokens, logits.shape[1])
-    gradients = one[:, None] * (chosen - log_probs.exp())
-    gradients -= other[:, None] * log_probs.exp() * (log_probs + entropies[:, None])
+    gradients = d_log_probs[:, None] * (chosen - log_probs.exp())
+    gradients -= d_entropies[:, None] * log_probs.exp() * (log_probs + entropies[:, None])
     return (gradients / temperature).to(dtype)
 
 
@@ -61,12 +62,12 @@ def check(replace) -> None:
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
     # of log-probs alone, with entropies that nothing reads, of both, and of entropies alone
     for factors in ((1.0, None), (1.0, -0.3), (None, 1.0)):
-        given = [torch.randn(TOKENS, generator=draw) * factor for factor in factors if factor is not None]
+        incoming = [torch.randn(TOKENS, generator=draw) * factor for factor in factors if factor is not None]
         losses = [
             [value for value, factor in zip(pair, factors, strict=True) if factor is not None]
             for pair in (found, wanted)
         ]
-        one, other = (torch.autograd.grad(loss, hidden, given, retain_graph=True)[0] for loss in losses)
+        one, other = (torch.autograd.grad(loss, hidden, incoming, retain_graph=True)[0] for loss in losses)
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
     with torch.no_grad():
         torch.testing.assert_close(frozen_head.frozen_cross_entropy(hidden, weight, tokens, 0.7)[0], found[0])

@@ -119,7 +119,7 @@ def test_temperatures_keep_their_precision_under_fsdp(engine):  # whose process 
 
 @needs_gpu
 @pytest.mark.parametrize("temperature", ["1.0", "0.7", "each"])
-def test_verls_kernel_computes_what_the_chunks_do(temperature):
+def test_the_kernels_compute_what_the_chunks_do(temperature):
     """With Qwen's vocabulary, in bf16, as GPUs train: gradients, too."""
     # which the other tests set to cpu
     env = {key: value for key, value in os.environ.items() if key != "VERL_PLATFORM"}
@@ -130,8 +130,8 @@ def test_verls_kernel_computes_what_the_chunks_do(temperature):
 
 
 def kernel_errors(temperature: str) -> list[float]:
-    """Relative errors of values, gradient of the hidden states, and gradient of the embeddings; with frozen embeddings,
-    of values, and of the gradients of both and of log-probs alone."""
+    """Relative errors with trained embeddings, then with frozen ones: of log-probs and entropies, of the hidden states'
+    gradients from log-probs alone and from both, and of the trained embeddings' gradient."""
     tokens, width, vocabulary = 3000, 896, 151_936
     torch.manual_seed(0)
     hidden = torch.randn(tokens, width, device="cuda")

@@ -153,7 +153,7 @@ class AdapterWorker(PolicyWorker):
 
     @property
     def scores_later(self) -> bool:
-        return not self._engine.is_param_offload_enabled
+        return not self._engine.is_param_offload_enabled  # while servers wake, the weights are on the GPU
 
     def _score_changed(self) -> None:
         """Score the canary by each adapter that has changed since. Servers take as long to wake as the host takes to

@@ -1,8 +1,8 @@
 """Log-probs and entropies of tokens by output embeddings that are frozen, as those of adapters are.
 
-Invariant: logits of at most CHUNK tokens exist at a time. A log-prob's gradient is the embeddings' mean under the
-policy less the token's: it is computed while the logits are there, and the backward pass multiplies it by one number
-per token. With trained embeddings, whose gradient needs all of these numbers first, logits are computed twice.
+Invariant: logits of at most FROZEN_CHUNK tokens exist at a time. The gradient of a token's log-prob with respect to its
+hidden state is the token's embedding minus the policy's mean embedding. It is computed while the logits exist, and the
+backward pass scales it by the token's incoming gradient. Only an entropy's gradient needs the logits again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class FrozenCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         from recipe.dag.policy import head_kernel
 
-        scores, slopes = [], []
+        scores, slopes = [], []  # slopes: of log-probs with respect to hidden states
         for states, words in zip(hidden.split(FROZEN_CHUNK), tokens.split(FROZEN_CHUNK), strict=True):
             logits = logits_of(states, weight)
             scores.append(head_kernel.score(logits, words, temperature))
@@ -47,15 +47,12 @@ class FrozenCrossEntropy(torch.autograd.Function):
             return (slopes * d_log_probs.unsqueeze(-1)).to(hidden.dtype), None, None, None
         from recipe.dag.policy import head_kernel
 
-        rows, parts = (hidden, tokens, norms, entropies, d_log_probs.contiguous(), d_entropies.contiguous()), []
-        for chunk in zip(*(each.split(FROZEN_CHUNK) for each in rows), strict=True):
-            states, words, norm, entropy, *factors = chunk
+        columns = (hidden, tokens, norms, entropies, d_log_probs.contiguous(), d_entropies.contiguous())
+        d_hidden = []
+        for states, words, *rest in zip(*(column.split(FROZEN_CHUNK) for column in columns), strict=True):
             logits = logits_of(states, weight)
-            gradients = head_kernel.differentiate(
-                logits, words, ctx.temperature, weight.dtype, norm, entropy, (factors[0], factors[1])
-            )
-            parts.append(gradients @ weight)
-        return torch.cat(parts), None, None, None
+            d_hidden.append(head_kernel.differentiate(logits, words, ctx.temperature, weight.dtype, *rest) @ weight)
+        return torch.cat(d_hidden), None, None, None
 
 
 def logits_of(hidden: Tensor, weight: Tensor) -> Tensor:

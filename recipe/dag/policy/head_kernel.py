@@ -49,7 +49,7 @@ def _differentiate(
     out,
     scale,
     vocabulary: tl.constexpr,
-    given: tl.constexpr,
+    scaled: tl.constexpr,
     block: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -58,7 +58,7 @@ def _differentiate(
     log_prob = tl.load(logits + start + column, mask=exists, other=0.0) * scale - tl.load(norms + row)
     prob = tl.exp(log_prob)
     gradient = tl.where(column == tl.load(tokens + row), 1.0, 0.0) - prob
-    if given:
+    if scaled:
         gradient *= tl.load(d_log_probs + row)
         gradient -= tl.load(d_entropies + row) * prob * (log_prob + tl.load(entropies + row))
     tl.store(out + start + column, (gradient * scale).to(out.dtype.element_ty), mask=exists)
@@ -80,16 +80,18 @@ def differentiate(
     dtype: torch.dtype,
     norms: Tensor,
     entropies: Tensor,
-    factors: tuple[Tensor, Tensor] | None = None,
+    d_log_probs: Tensor | None = None,
+    d_entropies: Tensor | None = None,
 ) -> Tensor:
-    """Return the gradients [tokens, vocabulary] of log-probs, or of log-probs and entropies times the two `factors`."""
+    """Return the gradients [tokens, vocabulary] with respect to the logits: of the log-probs, or, with both incoming
+    gradients, of log-probs and entropies."""
     out = torch.empty_like(logits, dtype=dtype)
-    d_log_probs, d_entropies = factors or (norms, norms)
+    scaled = d_log_probs is not None
     blocks = triton.cdiv(logits.shape[1], BLOCK)
     _differentiate[(len(logits), blocks)](  # pyright: ignore[reportIndexIssue]  # as above
-        *(logits, tokens, norms, entropies, d_log_probs, d_entropies, out),
+        *(logits, tokens, norms, entropies, d_log_probs if scaled else norms, d_entropies if scaled else norms, out),
         *(1.0 / temperature, logits.shape[1]),
-        given=factors is not None,
+        scaled=scaled,
         block=BLOCK,
         num_warps=8,
     )
