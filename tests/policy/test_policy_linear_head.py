@@ -141,7 +141,8 @@ def kernel_errors(temperature: str) -> list[float]:
     scored, factors = Scored(torch.arange(tokens), words, heat), torch.randn(2, tokens, device="cuda")
 
     def results(backend: str, dtype: torch.dtype, trained: bool) -> list[torch.Tensor]:
-        inputs = [hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(trained)]
+        copies = [each.to(dtype, copy=True) for each in (hidden, weight)]
+        inputs = [copies[0].requires_grad_(), copies[1].requires_grad_(trained)]
         log_probs, entropies = linear_head.score(*inputs, scored, backend)
         both, alone = (log_probs * factors[0] + entropies * factors[1]).sum(), (log_probs * factors[0]).sum()
         of_states = torch.autograd.grad(alone, inputs[0], retain_graph=True)
