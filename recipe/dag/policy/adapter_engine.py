@@ -26,8 +26,9 @@ from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
 
 from recipe.dag.platform.adapter_weights import MappedWeights, Pairs, read_adapter, write_adapter
+from recipe.dag.policy import adapter_mlp
 from recipe.dag.policy.adapter_config import TrainedAdapter
-from recipe.dag.policy.adapter_layers import install
+from recipe.dag.policy.adapter_layers import install, install_heads
 from recipe.dag.policy.engine import PolicyEngine
 from recipe.dag.workflow.adapter_shape import HEAD
 
@@ -44,8 +45,14 @@ class AdapterEngine(PolicyEngine):
 
     def _build_module(self) -> torch.nn.Module:
         module = super()._build_module()
-        self.active = install(module, self.adapters, seed=self.engine_config.seed)
+        critics = [adapter.name for adapter in self.adapters if adapter.critic is not None]
+        if critics:
+            install_heads(module, critics, self.active)
         return module
+
+    def _change_layers(self, module: torch.nn.Module) -> None:
+        self.active = install(module, self.adapters, seed=self.engine_config.seed)
+        adapter_mlp.install(module, self.active)
 
     def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:
         stock: Any = transformer_impl  # whose names these are

@@ -35,6 +35,11 @@ class Active:
         self.name: str | None = None
         self.scale = 1.0
 
+    @property
+    def weights(self) -> tuple[str, str, str]:
+        """The names of a layer's own matrix, A and B."""
+        return "weight", f"lora_A_{self.name}", f"lora_B_{self.name}"
+
 
 def install(model: Any, adapters: tuple[TrainedAdapter, ...], *, seed: int) -> Active:
     """Freeze the model, and give the adapters' layers their A and B. Only these instances change."""
@@ -63,13 +68,10 @@ def install(model: Any, adapters: tuple[TrainedAdapter, ...], *, seed: int) -> A
                 inputs[shared, layer.in_features].append(layer)
         for group in inputs.values():
             _Group(group, active)
-    critics = [adapter.name for adapter in adapters if adapter.critic is not None]
-    if critics:
-        _install_heads(model, critics, active)
     return active
 
 
-def _install_heads(model: Any, critics: list[str], active: Active) -> None:
+def install_heads(model: Any, critics: list[str], active: Active) -> None:
     """Give the model a value head of zeros for each critic, and its forward pass the values of the critic in use."""
     width, device = model.config.get_text_config().hidden_size, model.get_output_embeddings().weight.device
     for name in critics:
@@ -102,15 +104,12 @@ class _Group:
             layer.forward = partial(self._forward, layer)  # pyright: ignore[reportAttributeAccessIssue]  # hidden: its name there
 
     def _forward(self, layer: nn.Linear, hidden: Tensor) -> Tensor:
-        name = self.active.name
-        adapted = [each for each in self.layers if f"lora_A_{name}" in each._parameters]
+        w, a, b = self.active.weights
+        adapted = [each for each in self.layers if a in each._parameters]
         if layer not in adapted:  # the model alone, or an adapter with other targets
             return linear(hidden, layer.weight, layer.bias)
         if hidden is not self.hidden or layer not in self.results:
-            weights = [
-                (each.weight, each.bias, getattr(each, f"lora_A_{name}"), getattr(each, f"lora_B_{name}"))
-                for each in adapted
-            ]
+            weights = [(getattr(each, w), each.bias, getattr(each, a), getattr(each, b)) for each in adapted]
             results = _Adapted.apply(hidden, self.active.scale, *[tensor for each in weights for tensor in each])
             self.hidden, self.results = hidden, dict(zip(adapted, results, strict=True))
         result = self.results.pop(layer)
@@ -139,9 +138,7 @@ class _Adapted(torch.autograd.Function):
         results = []
         for weight, bias, own, part in zip(w, biases, b, low.split(len(a[0]), 1), strict=True):
             result = flat.new_empty(*hidden.shape[:-1], len(weight))  # no view: some models change it in place
-            rows = result.view(-1, len(weight))
-            _ = torch.mm(part, own.T, out=rows) if bias is None else torch.addmm(bias, part, own.T, out=rows)
-            rows.addmm_(flat, weight.T)
+            add_to_product(result, flat, weight, bias, part, own)
             results.append(result)
         ctx.save_for_backward(flat, low, joined, *w, *b)
         ctx.scale = scale
@@ -150,15 +147,44 @@ class _Adapted(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         flat, low, joined, *weights = ctx.saved_tensors
-        w, b, rank = weights[: len(grads)], weights[len(grads) :], low.shape[1] // len(grads)
+        w, b = weights[: len(grads)], weights[len(grads) :]
         rows = [grad.reshape(-1, grad.shape[-1]) for grad in grads]
-        of_low = torch.cat([grad @ own for grad, own in zip(rows, b, strict=True)], 1).mul_(ctx.scale)
-        of_hidden = None
-        if ctx.needs_input_grad[0]:
-            of_hidden = of_low @ joined
-            for grad, weight in zip(rows, w, strict=True):
-                of_hidden.addmm_(grad, weight)
+        of_hidden, of_a, of_b = differentiate_group(
+            rows, flat, low, joined, w, b, ctx.scale, needs_hidden=ctx.needs_input_grad[0]
+        )
+        if of_hidden is not None:
             of_hidden = of_hidden.view(*grads[0].shape[:-1], flat.shape[-1])
-        of_a = (of_low.T @ flat).split(rank)
-        of_b = [grad.T @ part for grad, part in zip(rows, low.split(rank, 1), strict=True)]
         return of_hidden, None, *[each for pair in zip(of_a, of_b, strict=True) for each in (None, None, *pair)]
+
+
+def add_to_product(result: Tensor, flat: Tensor, w: Tensor, bias: Tensor | None, low: Tensor, b: Tensor) -> None:
+    """Fill `result` [..., out] with flat W^T + bias + low B^T."""
+    rows = result.view(-1, len(w))
+    _ = torch.mm(low, b.T, out=rows) if bias is None else torch.addmm(bias, low, b.T, out=rows)
+    rows.addmm_(flat, w.T)
+
+
+def differentiate_group(
+    grads: Sequence[Tensor],
+    flat: Tensor,
+    low: Tensor,
+    joined: Tensor,
+    w: Sequence[Tensor],
+    b: Sequence[Tensor],
+    scale: float,
+    *,
+    needs_hidden: bool,
+) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor]]:
+    """Return the gradients of the input `flat` [tokens, in], None if not needed, and of each layer's A and B.
+
+    `grads`: of the layers' outputs, [tokens, out] each. `joined` [layers * rank, in]: their A. `low`: flat joined^T,
+    times the scale.
+    """
+    of_low = torch.cat([grad @ own for grad, own in zip(grads, b, strict=True)], 1).mul_(scale)
+    of_flat = None
+    if needs_hidden:
+        of_flat = of_low @ joined
+        for grad, weight in zip(grads, w, strict=True):
+            of_flat.addmm_(grad, weight)
+    of_a, parts = (of_low.T @ flat).chunk(len(grads)), low.chunk(len(grads), 1)
+    return of_flat, of_a, [grad.T @ part for grad, part in zip(grads, parts, strict=True)]

@@ -198,6 +198,7 @@ class PolicyEngine(QuantizedMoments, FullOffload, GatheredWeights, PackedInputs,
 
     def _build_module(self) -> torch.nn.Module:
         module = super()._build_module()
+        self._change_layers(module)
         options = self.model_config.fused_kernel_options or {}
         if self.model_config.enable_gradient_checkpointing:
             layers = (options.get(key) or 0 for key in ("recompute_mlp_only", "recompute_nothing"))
@@ -210,6 +211,9 @@ class PolicyEngine(QuantizedMoments, FullOffload, GatheredWeights, PackedInputs,
                 linear_head.install(module, backend)
                 self.fused = True
         return module
+
+    def _change_layers(self, module: torch.nn.Module) -> None:
+        """For subclasses: change the model's layers before their recompute is decided."""
 
     def get_per_tensor_param(self, **kwargs: Any) -> tuple[Iterable[tuple[str, Tensor]], dict | None]:
         """Return (name, whole weight) of each weight, and no configuration of an adapter.
