@@ -17,14 +17,16 @@ from torch import Tensor, nn
 from recipe.dag.policy.adapter_layers import Active, add_to_product, differentiate_group
 
 GATED = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
-"""Classes of transformers that compute down(act(gate(hidden)) * up(hidden)), and nothing else."""
+"""Classes of transformers that compute down(act(gate(hidden)) * up(hidden)). Those of a model's own code may not."""
 LAYERS = ("gate_proj", "up_proj", "down_proj")
 
 
 def install(model: Any, active: Active) -> None:
     """Make the model's MLPs compute an adapter of all their layers with the kernels. Only these instances change."""
     for mlp in model.modules():
-        if type(mlp).__name__ in GATED and mlp.config.hidden_act == "silu":
+        kind = type(mlp)
+        known = kind.__name__ in GATED and kind.__module__.startswith("transformers.models.")
+        if known and mlp.config.hidden_act == "silu":
             layers = [mlp.get_submodule(name) for name in LAYERS]
             if all(layer.bias is None for layer in layers):
                 mlp.forward = partial(_forward, layers, active, mlp.forward)
