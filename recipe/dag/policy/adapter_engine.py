@@ -28,7 +28,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
 from recipe.dag.platform.adapter_weights import MappedWeights, Pairs, read_adapter, write_adapter
 from recipe.dag.policy import adapter_mlp
 from recipe.dag.policy.adapter_config import TrainedAdapter
-from recipe.dag.policy.adapter_layers import install, install_heads
+from recipe.dag.policy.adapter_layers import install, install_heads, names_of
 from recipe.dag.policy.engine import PolicyEngine
 from recipe.dag.workflow.adapter_shape import HEAD
 
@@ -52,7 +52,8 @@ class AdapterEngine(PolicyEngine):
 
     def _change_layers(self, module: torch.nn.Module) -> None:
         self.active = install(module, self.adapters, seed=self.engine_config.seed)
-        adapter_mlp.install(module, self.active)
+        if self.model_config.use_liger:
+            adapter_mlp.install(module, self.active)
 
     def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:
         stock: Any = transformer_impl  # whose names these are
@@ -209,8 +210,7 @@ def _shard_moments(optimizer: torch.optim.Optimizer) -> None:
 
 def _weights(module: nn.Module, name: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
     """Return A and B of an adapter by the names of their layers."""
-    keys = f"lora_A_{name}", f"lora_B_{name}"
-    layers = {layer: [child._parameters.get(key) for key in keys] for layer, child in module.named_modules()}
+    layers = {layer: [child._parameters.get(key) for key in names_of(name)] for layer, child in module.named_modules()}
     return {layer: (a, b) for layer, (a, b) in layers.items() if a is not None and b is not None}
 
 

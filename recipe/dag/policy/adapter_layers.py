@@ -35,10 +35,10 @@ class Active:
         self.name: str | None = None
         self.scale = 1.0
 
-    @property
-    def weights(self) -> tuple[str, str, str]:
-        """The names of a layer's own matrix, A and B."""
-        return "weight", f"lora_A_{self.name}", f"lora_B_{self.name}"
+
+def names_of(adapter: str | None) -> tuple[str, str]:
+    """Return the names that a layer has for an adapter's A and B."""
+    return f"lora_A_{adapter}", f"lora_B_{adapter}"
 
 
 def install(model: Any, adapters: tuple[TrainedAdapter, ...], *, seed: int) -> Active:
@@ -55,10 +55,9 @@ def install(model: Any, adapters: tuple[TrainedAdapter, ...], *, seed: int) -> A
             bound = layer.in_features**-0.5
             a = torch.empty(rank, layer.in_features).uniform_(-bound, bound, generator=draw)
             a, b = pairs.get(name, (a, torch.zeros(layer.out_features, rank)))
-            for part, tensor in (("A", a), ("B", b)):
+            for own, tensor in zip(names_of(adapter.name), (a, b), strict=True):
                 # on the layer's device, which is `meta` on ranks that get their weights from rank 0
-                parameter = nn.Parameter(tensor.to(layer.weight.device, torch.float32))
-                layer.register_parameter(f"lora_{part}_{adapter.name}", parameter)
+                layer.register_parameter(own, nn.Parameter(tensor.to(layer.weight.device, torch.float32)))
         adapted |= set(layers.values())
     for parent in model.modules():
         inputs: defaultdict[Any, list[nn.Linear]] = defaultdict(list)
@@ -104,12 +103,12 @@ class _Group:
             layer.forward = partial(self._forward, layer)  # pyright: ignore[reportAttributeAccessIssue]  # hidden: its name there
 
     def _forward(self, layer: nn.Linear, hidden: Tensor) -> Tensor:
-        w, a, b = self.active.weights
+        a, b = names_of(self.active.name)
         adapted = [each for each in self.layers if a in each._parameters]
         if layer not in adapted:  # the model alone, or an adapter with other targets
             return linear(hidden, layer.weight, layer.bias)
         if hidden is not self.hidden or layer not in self.results:
-            weights = [(getattr(each, w), each.bias, getattr(each, a), getattr(each, b)) for each in adapted]
+            weights = [(each.weight, each.bias, getattr(each, a), getattr(each, b)) for each in adapted]
             results = _Adapted.apply(hidden, self.active.scale, *[tensor for each in weights for tensor in each])
             self.hidden, self.results = hidden, dict(zip(adapted, results, strict=True))
         result = self.results.pop(layer)
@@ -130,15 +129,11 @@ class _Adapted(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, scale: float, *weights: Tensor) -> tuple[Tensor, ...]:
         w, biases, a, b = (weights[part::4] for part in range(4))
-        # the norms of some models return fp32 under autocast, which casts for no product in place; autograd casts the
-        # gradients of fp32 matrices back
-        flat, joined = hidden.reshape(-1, hidden.shape[-1]).to(w[0].dtype), torch.cat(a).to(w[0].dtype)
-        b = [each.to(w[0].dtype) for each in b]
-        low = (flat @ joined.T).mul_(scale)
+        flat, joined, low, b = shrink(hidden, w[0].dtype, a, b, scale)
         results = []
-        for weight, bias, own, part in zip(w, biases, b, low.split(len(a[0]), 1), strict=True):
+        for weight, bias, own, part in zip(w, biases, b, low.chunk(len(b), 1), strict=True):
             result = flat.new_empty(*hidden.shape[:-1], len(weight))  # no view: some models change it in place
-            add_to_product(result, flat, weight, bias, part, own)
+            fill_product(result, flat, weight, bias, part, own)
             results.append(result)
         ctx.save_for_backward(flat, low, joined, *w, *b)
         ctx.scale = scale
@@ -149,42 +144,45 @@ class _Adapted(torch.autograd.Function):
         flat, low, joined, *weights = ctx.saved_tensors
         w, b = weights[: len(grads)], weights[len(grads) :]
         rows = [grad.reshape(-1, grad.shape[-1]) for grad in grads]
-        of_hidden, of_a, of_b = differentiate_group(
-            rows, flat, low, joined, w, b, ctx.scale, needs_hidden=ctx.needs_input_grad[0]
-        )
-        if of_hidden is not None:
-            of_hidden = of_hidden.view(*grads[0].shape[:-1], flat.shape[-1])
+        of_low, of_a, of_b = differentiate_adapters(rows, flat, low, b, ctx.scale)
+        of_hidden = None
+        if ctx.needs_input_grad[0]:
+            of_hidden = differentiate_input(rows, w, of_low, joined).view(*grads[0].shape[:-1], flat.shape[-1])
         return of_hidden, None, *[each for pair in zip(of_a, of_b, strict=True) for each in (None, None, *pair)]
 
 
-def add_to_product(result: Tensor, flat: Tensor, w: Tensor, bias: Tensor | None, low: Tensor, b: Tensor) -> None:
-    """Fill `result` [..., out] with flat W^T + bias + low B^T."""
+def shrink(
+    hidden: Tensor, dtype: torch.dtype, a: Sequence[Tensor], b: Sequence[Tensor], scale: float
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Return, in `dtype`: `hidden` [tokens, in]; the A of layers that read it, [layers * rank, in]; the product of
+    both, times the scale; and the layers' B.
+
+    The norms of some models return fp32 under autocast, which casts for no product in place. Autograd casts the
+    gradients of fp32 matrices back."""
+    flat, joined = hidden.reshape(-1, hidden.shape[-1]).to(dtype), torch.cat([*a]).to(dtype)
+    return flat, joined, (flat @ joined.T).mul_(scale), [each.to(dtype) for each in b]
+
+
+def fill_product(result: Tensor, flat: Tensor, w: Tensor, bias: Tensor | None, low: Tensor, b: Tensor) -> None:
+    """Fill the contiguous `result` [..., out] with flat W^T + bias + low B^T."""
     rows = result.view(-1, len(w))
     _ = torch.mm(low, b.T, out=rows) if bias is None else torch.addmm(bias, low, b.T, out=rows)
     rows.addmm_(flat, w.T)
 
 
-def differentiate_group(
-    grads: Sequence[Tensor],
-    flat: Tensor,
-    low: Tensor,
-    joined: Tensor,
-    w: Sequence[Tensor],
-    b: Sequence[Tensor],
-    scale: float,
-    *,
-    needs_hidden: bool,
-) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Tensor]]:
-    """Return the gradients of the input `flat` [tokens, in], None if not needed, and of each layer's A and B.
-
-    `grads`: of the layers' outputs, [tokens, out] each. `joined` [layers * rank, in]: their A. `low`: flat joined^T,
-    times the scale.
-    """
+def differentiate_adapters(
+    grads: Sequence[Tensor], flat: Tensor, low: Tensor, b: Sequence[Tensor], scale: float
+) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
+    """Return the gradients of flat A^T for all layers that read `flat`, [tokens, layers * rank], of each A and of each
+    B. `grads`: of the layers' outputs, [tokens, out] each. The others: as `shrink` returns them."""
     of_low = torch.cat([grad @ own for grad, own in zip(grads, b, strict=True)], 1).mul_(scale)
-    of_flat = None
-    if needs_hidden:
-        of_flat = of_low @ joined
-        for grad, weight in zip(grads, w, strict=True):
-            of_flat.addmm_(grad, weight)
-    of_a, parts = (of_low.T @ flat).chunk(len(grads)), low.chunk(len(grads), 1)
-    return of_flat, of_a, [grad.T @ part for grad, part in zip(grads, parts, strict=True)]
+    parts = low.chunk(len(b), 1)
+    return of_low, (of_low.T @ flat).chunk(len(b)), [grad.T @ part for grad, part in zip(grads, parts, strict=True)]
+
+
+def differentiate_input(grads: Sequence[Tensor], w: Sequence[Tensor], of_low: Tensor, joined: Tensor) -> Tensor:
+    """Return the gradient [tokens, in] of what layers read, for those of their outputs, [tokens, out] each."""
+    of_flat = of_low @ joined
+    for grad, weight in zip(grads, w, strict=True):
+        of_flat.addmm_(grad, weight)
+    return of_flat

@@ -213,7 +213,7 @@ class PolicyEngine(QuantizedMoments, FullOffload, GatheredWeights, PackedInputs,
         return module
 
     def _change_layers(self, module: torch.nn.Module) -> None:
-        """For subclasses: change the model's layers before their recompute is decided."""
+        """For subclasses: change the model's layers before their recompute is installed."""
 
     def get_per_tensor_param(self, **kwargs: Any) -> tuple[Iterable[tuple[str, Tensor]], dict | None]:
         """Return (name, whole weight) of each weight, and no configuration of an adapter.

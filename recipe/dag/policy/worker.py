@@ -145,8 +145,8 @@ class PolicyWorker(ActorRolloutRefWorker):
     @register(dispatch_mode=ONE_TO_ALL)
     def score_canary(self, prompt: list[int]) -> tuple[list[float], float]:
         """Return the log-probs of the prompt's tokens but the first by the actor's weights, and the seconds that this
-        took since the last call. From the first call on, every update scores the prompt while its weights are loaded.
-        """
+        took since the last call. From the first call on, every update scores the prompt while its weights are loaded,
+        unless `scores_later`."""
         if self.canary_scores is None or prompt != self.canary:
             self.canary = prompt
             self._score_canary(loaded=False)
