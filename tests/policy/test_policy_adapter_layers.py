@@ -66,3 +66,14 @@ def test_gradients_add_up_over_micro_batches(tiny_model):
         model(input_ids=ids, labels=ids).loss.backward()
     for name, weight in weights.items():
         torch.testing.assert_close(weight.grad, each[0][name] + each[1][name])
+
+
+def test_a_norm_may_give_fp32_to_layers_in_half_precision(tiny_model):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+    install(model, (TrainedAdapter("a", AdapterShape(3, 6.0, ("all-linear",)), {}),), seed=0).name = "a"
+    hidden = torch.randn(4, model.config.hidden_size, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        result = model.model.layers[0].self_attn.q_proj(hidden)
+    result.sum().backward()
+    assert hidden.grad is not None
+    assert (result.dtype, hidden.grad.dtype) == (torch.bfloat16, torch.float32)
