@@ -3,9 +3,6 @@ GPU, or interpreted where Triton is installed without one."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,13 +39,10 @@ def differentiate(d_out, gate, up, low, b_gate, b_up, d_low, a_down) -> None:
 @pytest.mark.parametrize(
     ("recomputed", "dtype", "error"), [(0, torch.float32, 1e-5), (1, torch.float32, 1e-5), (0, torch.bfloat16, 0.05)]
 )
-def test_an_mlp_computes_what_its_layers_do(monkeypatch, tiny_model, recomputed, dtype, error):
+def test_an_mlp_computes_what_its_layers_do(monkeypatch, replace_kernels, tiny_model, recomputed, dtype, error):
     calls = []
-    kernels = SimpleNamespace(
-        activate=lambda *inputs: calls.append(1) or activate(*inputs), differentiate=differentiate
-    )
-    monkeypatch.setattr("recipe.dag.policy.swiglu_kernel", kernels, raising=False)
-    monkeypatch.setitem(sys.modules, "recipe.dag.policy.swiglu_kernel", kernels)
+    kernels = {"activate": lambda *inputs: calls.append(1) or activate(*inputs), "differentiate": differentiate}
+    replace_kernels("recipe.dag.policy.swiglu_kernel", **kernels)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=dtype)
     monkeypatch.setattr(FSDPEngineWithLMHead, "_build_module", lambda self: model)
     adapters = tuple(TrainedAdapter(name, shape, {}) for name, shape in SHAPES.items())
@@ -99,11 +93,8 @@ def test_the_kernels_compute_the_same_on_a_gpu():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="computed on the GPU")
-def test_the_kernels_compute_the_same():
-    pytest.importorskip("triton")
-    env = os.environ | {"TRITON_INTERPRET": "1"}  # which Triton reads when it is imported
-    done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
+def test_the_kernels_compute_the_same(run_interpreted):
+    run_interpreted(__file__)
 
 
 def check(device: str, dtype: torch.dtype, error: float) -> None:

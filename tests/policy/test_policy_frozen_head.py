@@ -3,11 +3,6 @@ without a GPU. `test_policy_linear_head` has them on a GPU."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import Tensor
@@ -34,19 +29,14 @@ def differentiate(logits, tokens, temperature, dtype, norms, entropies, d_log_pr
     return (gradients / temperature).to(dtype)
 
 
-def test_hidden_states_get_the_gradients_of_logits_and_embeddings_none(monkeypatch):
-    kernels = SimpleNamespace(score=score, differentiate=differentiate)
-    monkeypatch.setattr("recipe.dag.policy.head_kernel", kernels, raising=False)
-    monkeypatch.setitem(sys.modules, "recipe.dag.policy.head_kernel", kernels)
+def test_hidden_states_get_the_gradients_of_logits_and_embeddings_none(monkeypatch, replace_kernels):
+    replace_kernels("recipe.dag.policy.head_kernel", score=score, differentiate=differentiate)
     check(monkeypatch.setattr)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="computed on the GPU")
-def test_the_kernels_compute_the_same():
-    pytest.importorskip("triton")
-    env = os.environ | {"TRITON_INTERPRET": "1"}  # which Triton reads when it is imported
-    done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
+def test_the_kernels_compute_the_same(run_interpreted):
+    run_interpreted(__file__)
 
 
 def check(replace) -> None:
