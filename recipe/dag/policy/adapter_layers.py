@@ -136,7 +136,7 @@ class _Adapted(torch.autograd.Function):
             fill_product(result, flat, weight, bias, part, own)
             results.append(result)
         ctx.save_for_backward(flat, low, joined, *w, *b)
-        ctx.scale = scale
+        ctx.scale, ctx.shape = scale, hidden.shape
         return tuple(results)
 
     @staticmethod
@@ -147,7 +147,7 @@ class _Adapted(torch.autograd.Function):
         of_low, of_a, of_b = differentiate_adapters(rows, flat, low, b, ctx.scale)
         of_hidden = None
         if ctx.needs_input_grad[0]:
-            of_hidden = differentiate_input(rows, w, of_low, joined).view(*grads[0].shape[:-1], flat.shape[-1])
+            of_hidden = differentiate_input(rows, w, of_low, joined).view(ctx.shape)
         return of_hidden, None, *[each for pair in zip(of_a, of_b, strict=True) for each in (None, None, *pair)]
 
 

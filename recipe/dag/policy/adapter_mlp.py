@@ -68,7 +68,7 @@ class _Mlp(torch.autograd.Function):
         result = flat.new_empty(*hidden.shape[:-1], len(w[2]))
         fill_product(result, activated, w[2], None, low_down, *b_down)
         ctx.save_for_backward(flat, low, joined, gate, up, activated, low_down, a_down, *w, *b_inputs, *b_down)
-        ctx.scale = scale
+        ctx.scale, ctx.shape = scale, hidden.shape
         return result
 
     @staticmethod
@@ -84,7 +84,6 @@ class _Mlp(torch.autograd.Function):
         of_low, of_a, of_b = differentiate_adapters([gate, up], flat, low, b[:2], ctx.scale)
         of_hidden = None
         if ctx.needs_input_grad[0]:
-            of_hidden = differentiate_input([gate, up], w[:2], of_low, joined)
-            of_hidden = of_hidden.view(*grad.shape[:-1], flat.shape[-1])
+            of_hidden = differentiate_input([gate, up], w[:2], of_low, joined).view(ctx.shape)
         pairs = zip((*of_a, *of_a_down), (*of_b, *of_b_down), strict=True)
         return of_hidden, None, *[each for pair in pairs for each in (None, *pair)]

@@ -156,8 +156,8 @@ class AdapterWorker(PolicyWorker):
         return not self._engine.is_param_offload_enabled  # while servers wake, the weights are on the GPU
 
     def _score_changed(self) -> None:
-        """Score the canary by each adapter that has changed since. Servers take as long to wake as the host takes to
-        launch some of these passes, in which the GPU hardly computes."""
+        """Score the canary by each adapter that has changed since its last scores. The host takes longer to launch such
+        a short pass than the GPU to compute it; meanwhile, servers wake."""
         if not self.canary or not self.scores_later:
             return
         get_torch_device().set_device(get_device_id())  # each thread has its own

@@ -2,7 +2,7 @@
 the gradients of both.
 
 Invariant: logits are fp32 [tokens, vocabulary], and so is all that is computed with them. Triton is installed with
-SGLang: `frozen_head` imports this module on a GPU alone.
+torch for CUDA: `frozen_head` imports this module on a GPU alone.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Invariant: only positions whose next token is trained or reported are projected onto the vocabulary, at most one chunk
 at a time. Forward and backward equal logits / temperature, log_softmax and gather up to floating-point precision. The
-kernels are verl's, but those of frozen embeddings; this module prepares their inputs.
+kernels are verl's, or `frozen_head`'s if the embeddings are frozen; this module prepares their inputs.
 """
 
 from __future__ import annotations

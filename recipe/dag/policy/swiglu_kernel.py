@@ -1,7 +1,7 @@
 """The kernels of an MLP's SwiGLU whose layers have an adapter, forward and backward.
 
 Invariant: gate and up are the layers' own products [tokens, width]; the sums with their adapters' parts are fp32, and
-are neither written nor read. Triton is installed with Liger: `adapter_mlp` imports this module on a GPU alone.
+are neither written nor read. Triton is installed with torch for CUDA: `adapter_mlp` imports this module on a GPU alone.
 """
 
 from __future__ import annotations
@@ -18,8 +18,18 @@ ROWS, COLUMNS, DEPTH, WARPS = 64, 64, 64, 4
 
 
 @triton.jit
-def _read(x, place, inside):
-    return tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+def _tile(tokens, width: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
+    """Return this block's rows [rows, 1] and columns [columns], which of them exist, and the offsets and the mask
+    [rows, columns] of its values in tensors [tokens, width]."""
+    row, column = tl.program_id(1) * rows + tl.arange(0, rows), tl.program_id(0) * columns + tl.arange(0, columns)
+    row_mask, column_mask, row = row < tokens, column < width, row.to(tl.int64)[:, None]
+    mask = row_mask[:, None] & column_mask[None, :]
+    return row, column, row_mask, column_mask, row * width + column[None, :], mask
+
+
+@triton.jit
+def _read(x, offsets, mask):
+    return tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -29,8 +39,8 @@ def _multiply(
     weight,
     row,
     column,
-    real,
-    here,
+    row_mask,
+    column_mask,
     rank: tl.constexpr,
     low_stride: tl.constexpr,
     rank_stride: tl.constexpr,
@@ -40,29 +50,36 @@ def _multiply(
     """Add the product of `low` [tokens, rank] and `weight`, whose strides are given, to a tile."""
     for done in tl.static_range(0, rank, depth):
         k = done + tl.arange(0, depth)
-        some = k < rank
-        x = tl.load(low + row * low_stride + k[None, :], mask=real[:, None] & some[None, :], other=0.0)
+        k_mask = k < rank
+        x = tl.load(low + row * low_stride + k[None, :], mask=row_mask[:, None] & k_mask[None, :], other=0.0)
         y = weight + k[:, None] * rank_stride + column[None, :] * column_stride
-        total = tl.dot(x, tl.load(y, mask=some[:, None] & here[None, :], other=0.0), total)
+        total = tl.dot(x, tl.load(y, mask=k_mask[:, None] & column_mask[None, :], other=0.0), total)
     return total
 
 
 @triton.jit
-def _sum(
-    base,
+def _gate_and_up(
+    gate,
+    up,
     low,
-    b,
+    b_gate,
+    b_up,
     row,
     column,
-    real,
-    here,
-    place,
-    inside,
+    row_mask,
+    column_mask,
+    offsets,
+    mask,
     rank: tl.constexpr,
     depth: tl.constexpr,
 ):
-    """Return a tile of a layer's output: its own product plus that of `low` [tokens, 2 * rank] and B [width, rank]."""
-    return _multiply(_read(base, place, inside), low, b, row, column, real, here, rank, 2 * rank, 1, rank, depth)
+    """Return a tile of g and u: the layers' own products plus those of the halves of `low` [tokens, 2 * rank] and B
+    [width, rank]."""
+    g = _read(gate, offsets, mask)
+    g = _multiply(g, low, b_gate, row, column, row_mask, column_mask, rank, 2 * rank, 1, rank, depth)
+    u = _read(up, offsets, mask)
+    u = _multiply(u, low + rank, b_up, row, column, row_mask, column_mask, rank, 2 * rank, 1, rank, depth)
+    return g, u
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -80,12 +97,9 @@ def _activate(
     columns: tl.constexpr,
     depth: tl.constexpr,
 ):
-    token, column = tl.program_id(1) * rows + tl.arange(0, rows), tl.program_id(0) * columns + tl.arange(0, columns)
-    real, here, row = token < tokens, column < width, token.to(tl.int64)[:, None]
-    place, inside = row * width + column[None, :], real[:, None] & here[None, :]
-    g = _sum(gate, low, b_gate, row, column, real, here, place, inside, rank, depth)
-    u = _sum(up, low + rank, b_up, row, column, real, here, place, inside, rank, depth)
-    tl.store(out + place, (g * tl.sigmoid(g) * u).to(out.dtype.element_ty), mask=inside)
+    row, column, row_mask, column_mask, offsets, mask = _tile(tokens, width, rows, columns)
+    g, u = _gate_and_up(gate, up, low, b_gate, b_up, row, column, row_mask, column_mask, offsets, mask, rank, depth)
+    tl.store(out + offsets, (g * tl.sigmoid(g) * u).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -105,15 +119,13 @@ def _differentiate(
     columns: tl.constexpr,
     depth: tl.constexpr,
 ):
-    token, column = tl.program_id(1) * rows + tl.arange(0, rows), tl.program_id(0) * columns + tl.arange(0, columns)
-    real, here, row = token < tokens, column < width, token.to(tl.int64)[:, None]
-    place, inside = row * width + column[None, :], real[:, None] & here[None, :]
-    d = _multiply(_read(d_out, place, inside), d_low, a_down, row, column, real, here, rank, rank, width, 1, depth)
-    g = _sum(gate, low, b_gate, row, column, real, here, place, inside, rank, depth)
-    u = _sum(up, low + rank, b_up, row, column, real, here, place, inside, rank, depth)
+    row, column, row_mask, column_mask, offsets, mask = _tile(tokens, width, rows, columns)
+    d = _read(d_out, offsets, mask)
+    d = _multiply(d, d_low, a_down, row, column, row_mask, column_mask, rank, rank, width, 1, depth)
+    g, u = _gate_and_up(gate, up, low, b_gate, b_up, row, column, row_mask, column_mask, offsets, mask, rank, depth)
     share = tl.sigmoid(g)
-    tl.store(gate + place, (d * u * share * (1 + g * (1 - share))).to(gate.dtype.element_ty), mask=inside)
-    tl.store(up + place, (d * g * share).to(up.dtype.element_ty), mask=inside)
+    tl.store(gate + offsets, (d * u * share * (1 + g * (1 - share))).to(gate.dtype.element_ty), mask=mask)
+    tl.store(up + offsets, (d * g * share).to(up.dtype.element_ty), mask=mask)
 
 
 def activate(gate: Tensor, up: Tensor, low: Tensor, b_gate: Tensor, b_up: Tensor) -> Tensor:
